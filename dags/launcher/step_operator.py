@@ -49,8 +49,6 @@ _OPERATORS = {
     "kubernetes": "dags.launcher.kubernetes_step:KubernetesStep",
 }
 _IN_WORDS = {
-    "dp": "DP",
-    "nonprivate": "non-private",
     "pretraining": "pre-training",
     "finetuning": "fine-tuning",
 }

@@ -220,7 +220,9 @@ def main(words: list[str]) -> int:
     address = address_towards(target.rpartition(":")[0] or "192.0.2.1")
     os.environ |= RAY_SETTINGS | member_environment(Path(secrets), Path(folder), address)
     common = ["start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"]
-    common += [f"--object-store-memory={_object_memory()}"]
+    # Without this bound, a small /dev/shm moves the objects to the disk.
+    objects = max(_LEAST_OBJECTS, int(_OBJECTS * shutil.disk_usage(_SHARED_MEMORY).free))
+    common += [f"--object-store-memory={objects}"]
     head = ["--head", "--include-dashboard=false"]
     match kind:
         case "head":
@@ -238,11 +240,6 @@ def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("", 0))
         return int(free.getsockname()[1])
-
-
-def _object_memory() -> int:
-    """Return the bytes for objects. Without this bound, a small /dev/shm moves them to the disk."""
-    return max(_LEAST_OBJECTS, int(_OBJECTS * shutil.disk_usage(_SHARED_MEMORY).free))
 
 
 def _run(words: list[str], *, step_of: str = "") -> int:

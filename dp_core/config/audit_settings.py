@@ -32,8 +32,7 @@ class SamplesConfig(Config, section=AUDIT_AND_RUN):
     sample_texts: int = setting(
         0,
         "Samples: texts",
-        "Number of texts that every causal model generates for the report. Texts of a released "
-        "model have no privacy cost; texts of a model without privacy are the operator's.",
+        "Texts that each causal model generates for the report; a released model's cost nothing.",
         ge=0,
         le=100,
     )
@@ -58,8 +57,7 @@ class MembershipConfig(Config, section=AUDIT_AND_RUN):
     membership_units: int = setting(
         0,
         "Membership attacks: units",
-        "At most this many units of the training, and as many held-out units, are attacked. The "
-        "results are the operator's. 0: no membership attacks. Sweeps have none.",
+        "Trained and held-out units that are attacked, for the operator. 0: none. Not in sweeps.",
         ge=0,
         le=1_000_000,
     )

@@ -83,8 +83,7 @@ class UnitConfig(Config, section=PRIVACY):
     words_per_unit: int = setting(
         128,
         "Words per unit",
-        "At most this many distinct words of a unit count towards the vocabulary. With the unit "
-        "“example” it is the length of a tuple (256 in the paper).",
+        "Most distinct words of a unit that count; of the unit “example”, the length of a tuple.",
         section=MORE_PRIVACY,
         ge=1,
         le=100_000,
@@ -117,10 +116,9 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
     vocabulary_mechanism: MechanismName = setting(
         "elimination",
         "Vocabulary: mechanism",
-        "Mechanism that releases words at the same ε and δ. elimination: cumulative rounds that "
-        "drop released and hopeless words; releases the most words. gaussian: noised counts. "
-        "paper: Hoory et al.'s N = 256, σ = 200, C = 982.5, charged at its true δ; it ignores "
-        "ε, δ and words per unit.",
+        "Mechanism at the same ε and δ. elimination: rounds that drop released and hopeless "
+        "words; releases the most. gaussian: noised counts. paper: Hoory et al.'s N = 256, σ = "
+        "200, C = 982.5, charged at its true δ; it ignores ε, δ and words per unit.",
         section=MORE_PRIVACY,
     )
     vocabulary_epsilon: float = setting(

@@ -237,8 +237,7 @@ class BatchConfig(Config, section=MORE_TRAINING):
     examples_per_step: int = setting(
         4,
         "Examples per unit and step",
-        "Rows of a sampled unit that one step reads, at most the kept rows; their gradients are "
-        "averaged and clipped together.",
+        "Most rows of a sampled unit that one step reads; their mean gradient is clipped.",
         ge=1,
         le=256,
     )
@@ -316,14 +315,12 @@ class TaggingConfig(HeadConfig, section=MORE_TRAINING):
     tagging_context: Literal["sentence", "document"] = setting(
         "sentence",
         "Tagging: context",
-        "Text that is tagged together. sentence: each sentence separately; document: all sentences "
-        "of a document, so that sentence boundaries have no effect.",
+        "Text that is tagged together: each sentence, or all sentences of a document.",
     )
     window_overlap: float = setting(
         0.5,
         "Tagging: overlap of windows",
-        "Share of a row that the next row repeats if a text is longer than a row. Each word is "
-        "learned and tagged once, in the row with the most context around it.",
+        "Share of a row that the next row of a long text repeats; each word is tagged once.",
         ge=0,
         le=0.9,
     )

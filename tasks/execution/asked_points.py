@@ -63,16 +63,12 @@ def asked_steps(
             trainings[point.training] = asked_training(
                 settings, point, len(trainings), tuple(scores)
             )
-        of_point = point_steps(settings, point, trainings[point.training], tuple(scores))
-        names = {
-            task: name
-            for task, name in names_of(point).items()
-            if task in POINT_STEPS and task in of_point
-        }
+        names = names_of(point)
         if point not in points:
             points[point] = None
-            steps |= {name: of_point[task] for task, name in names.items()}
-        for name in names.values():
+            of_point = point_steps(settings, point, trainings[point.training], tuple(scores))
+            steps |= {names[task]: of_point[task] for task in POINT_STEPS if task in of_point}
+        for name in (names[task] for task in POINT_STEPS if names[task] in steps):
             yield *point_and_task(name), steps[name]
         finetuned = steps[names["finetuning"]].output
         value = tellable(read_result(store, finetuned), OBJECTIVE)

@@ -244,8 +244,7 @@ def _run_context(text: str, spec: StepSpec) -> RunContext:
     text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
     if not text:
         key = f"by-hand-{spec.digest()[:16]}"
-        hides = spec.hides_count
-        name = f"{spec.step} by hand"
+        name, hides = f"{spec.step} by hand", spec.hides_count
         return RunContext(run_key=key, run_name=name, task=spec.step, hides_count=hides)
     try:
         return RunContext.model_validate_json(text)

@@ -83,9 +83,9 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     private_format: PrivateFormat = setting(
         "synthetic",
         "Private corpus: format",
-        "synthetic: notes of the project's own making; text: a folder of .txt, in a subfolder for "
-        "each patient; jsonl: one JSON object a line (names of its fields: under Advanced); "
-        "noteevents: CSV in MIMIC-III's NOTEEVENTS columns. Files may be .gz or .xz.",
+        "synthetic: the project's made-up notes; text: .txt files, in a folder per patient; "
+        "jsonl: a JSON object per line (names of its fields: under Advanced); noteevents: CSV "
+        "like MIMIC-III's NOTEEVENTS. Files may be .gz or .xz.",
     )
     private_path: str = setting(
         "",
@@ -143,10 +143,10 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     entities_patients: str = setting(
         "",
         "Labelled text: patients",
-        "File (.csv or .tsv, local or gs://) with the patient of each training document. Private "
-        "fine-tuning of patients needs it unless the texts name them (patient_id). Names of "
-        "documents: in i2b2 the path without suffix, in pubtator the id, in columns the path and "
-        "#0 (#1 if -DOCSTART- begins the file), in jsonl and tsv the document_id.",
+        "File (.csv or .tsv, local or gs://) with the patient of each training document, for "
+        "private fine-tuning of patients if texts do not name them (patient_id). Documents are "
+        "named in i2b2 by path without suffix, in pubtator by id, in columns by path and #0 (#1 "
+        "if -DOCSTART- begins the file), in jsonl and tsv by document_id.",
         section=MORE_DATA,
         path=True,
     )
@@ -401,8 +401,7 @@ class JobSettings(
     private_start: Literal["public", "fresh"] = setting(
         "public",
         "Private training: start",
-        "Initial model of private training. public: the model of public text, or of written text "
-        "after it; fresh: random weights.",
+        "Start of private training. public: the model of public or written text; fresh: random.",
     )
     more_trainings: str = setting(
         "",
