@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ from dp_core.audit.extraction import (
     extraction_finding,
 )
 from dp_core.audit.membership import MembershipRow, Share
-from dp_core.audit.membership_sample import MEMBERSHIP, membership_findings
+from dp_core.audit.membership_sample import MEMBERSHIP, _finding_of_level
 from dp_core.audit.protocol import Audit, AuditRecord, Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.config.release import ReleaseRecord
@@ -247,9 +247,8 @@ def test_each_level_is_judged_by_its_strongest_membership_attack() -> None:
             ("patient", 0.45, 0.3, True), ("admission", 0.02, None, False),
         )
     ]  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dp_core.audit.membership_sample.measured", lambda *_: rows)
-        findings = membership_findings(MEMBERSHIP, cast(Any, None), [], None)
+    levels = {row.level: [other for other in rows if other.level == row.level] for row in rows}
+    findings = [_finding_of_level(MEMBERSHIP, of_level) for of_level in levels.values()]
     values = {finding.level: finding.value for finding in findings}
     assert values == {"example": 0.21, "patient": 0.45, "group": 0.02}
     (alarming,) = [finding for finding in findings if finding.level == "patient"]
