@@ -42,12 +42,12 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
+from tasks.protocol.points import Mode
 from tasks.report.model import (
     Cost,
     Curve,
     Exposures,
     Fact,
-    Kind,
     Membership,
     ModelAt,
     ModelRow,
@@ -164,7 +164,7 @@ def _curves() -> tuple[Curve, ...]:
     return tuple(curves)
 
 
-def _model(kind: Kind, name: str, training: float, of_all: Cost, **scores: object) -> ModelRow:
+def _model(kind: Mode, name: str, training: float, of_all: Cost, **scores: object) -> ModelRow:
     f1, *by_type = (Operator(score) for score in scores.pop("f1"))
     return ModelRow(
         kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all,
