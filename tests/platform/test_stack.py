@@ -14,6 +14,7 @@ import pytest
 from child_processes import completed, wait_for
 from running_stack import (
     DISTURBED,
+    FOUND,
     LONGEST,
     PROJECT,
     ROOT,
@@ -132,7 +133,7 @@ def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None
     first = {"checkpoint", "phrases", "written_text", "phrases_store", "phrases_pretraining"}
     assert skipped == first | OPTIONAL
     assert {t["state"] for name, t in tasks.items() if name not in skipped} == {"success"}
-    others = {"settings", "trainings", "models", "fine_tunings", "measured", "outcome"}
+    others = {"settings", "trainings", "models", "fine_tunings", "measured", "outcome", FOUND}
     assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == others
     assert step_containers(run) == []
 
