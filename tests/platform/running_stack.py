@@ -188,7 +188,7 @@ class Stack(Services):
         return 1 + sum(name.startswith("exposure · ") for name in steps) + len(steps)
 
     def steps(self, dag: str, run: str) -> dict[str, Any]:
-        """Return the tasks of a run that work in containers, and were neither skipped nor `FOUND`."""
+        """Return the tasks of a run that work in containers: not skipped, and not `FOUND`."""
         return {
             name: task
             for name, task in self.tasks(dag, run).items()
