@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from child_processes import completed, wait_for
 
-from tasks.protocol.job import POINT_STEPS
-
 ROOT = Path(__file__).parents[2]
 # The smallest whole job, with every step, release and model.
 TINY: dict[str, Any] = json.loads(Path(__file__).with_name("tiny_job.json").read_text())
@@ -28,6 +26,8 @@ PROJECT = os.environ.get("COMPOSE_PROJECT_NAME") or "confide"
 LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
 ENDED = ("success", "failed")  # the final states of a run
 
+# This file is also imported where only a browser's packages are installed.
+OF_MODEL = ("pretraining", "exposure", "membership", "audit", "finetuning")  # mapped tasks
 # The task finds the output of `public_pretraining`; both are one step and one run in MLflow.
 FOUND = "pretraining · Public text only"
 
@@ -246,7 +246,7 @@ def tracked_name(run: Any) -> str:
     """Return the name of the task instance whose step MLflow's run records."""
     tags = {tag["key"]: tag["value"] for tag in run["data"].get("tags", [])}
     task = run["info"]["run_name"]
-    return name_of(task, tags.get("confide.model") if task in POINT_STEPS else None)
+    return name_of(task, tags.get("confide.model") if task in OF_MODEL else None)
 
 
 def step_containers(run: str, task: str = "") -> list[str]:
