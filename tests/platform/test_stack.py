@@ -29,8 +29,8 @@ from running_stack import (
 pytestmark = on_the_stack("compose is NOT tried")
 
 COURIER = 60  # seconds between deliveries
-MODELS = ("Public text only", "With DP", "Without privacy")
-OPTIONAL = {f"{audit} · {model}" for audit in ("membership", "audit") for model in MODELS}
+# A skipped instance of a mapped task has the index of its model, of three, in place of its name.
+OPTIONAL = {f"{audit} · {index}" for audit in ("membership", "audit") for index in range(3)}
 
 
 @pytest.fixture(scope="module")
