@@ -38,7 +38,6 @@ READS_PRIVATE_TEXT = (
 OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
-        "finetune._check_row_length",
         "entity_formats.read_i2b2", "item_sets.BoundedSets.__post_init__", "masking.mask_rows",
         "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
