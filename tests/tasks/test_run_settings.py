@@ -13,6 +13,7 @@ from tasks.commands.settings_options import PRESETS, settings_of_options
 from tasks.execution import run_job as process
 from tasks.execution.run_job import Job, JobOutcome
 from tasks.local import demo
+from tasks.protocol.fork_server import OFF, SERVER
 from tasks.protocol.job import job_steps
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.settings import JobSettings
@@ -270,7 +271,8 @@ def test_steps_of_a_private_selection_hide_its_count(
 
     monkeypatch.setattr(process, "_run_step", run_step)
     steps = [("", name, spec) for name, spec in job_steps(settings).items()]
-    process._run(Job("dp_sweep", "r", "r", steps), deployment, Path(), None, lambda *_: None)
+    monkeypatch.setenv(SERVER, OFF)
+    process.run_job(Job("dp_sweep", "r", "r", steps), deployment, lambda *_: None)
     assert [context.hides_count for context in contexts] == [selection == "random-count"]
 
 
