@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -171,13 +170,13 @@ def test_released_words_become_tokens(
     """Released words take precedence over merges of public words."""
     given: list[tuple[dict[str, int], list[str]]] = []
     split = subwords.KINDS["wordpiece" if kind == "bert" else "byte-level-bpe"]
+    learned = split.learn
 
     def learn(counts: Any, size: int, whole: Any) -> Any:
         given.append((dict(counts), list(whole)))
-        return split.learn(counts, size, whole)
+        return learned(counts, size, whole)
 
-    kinds = {k: dataclasses.replace(split, learn=learn) for k in subwords.KINDS}
-    monkeypatch.setattr("tasks.steps.vocabulary_step.KINDS", kinds)
+    monkeypatch.setattr(split, "learn", learn)
     job = Job(untracked, model_kind=kind)
     result = job.run("private_corpus", "public_corpus", "vocabulary")
     (public, nothing), (joined, whole) = given
@@ -188,7 +187,7 @@ def test_released_words_become_tokens(
     (event,) = job.charges
     assert event == planned_release(job.steps["vocabulary"]).event  # type: ignore[arg-type]
     assert values(result)["epsilon"][0] == pytest.approx(50, rel=0.01)
-    known = subwords.whole_words(Counter(public), split.learn(Counter(public), 400, ()))
+    known = subwords.whole_words(Counter(public), learned(Counter(public), 400, ()))
     assert result.facts["words_known"] == len(known) and known.isdisjoint(released)
     if kind == "bert":
         assert len(known) > 50 and len(released) == result.facts["words_released"] > 0
