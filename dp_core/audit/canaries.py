@@ -22,13 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from dp_core.config.data import CanaryConfig
 from dp_core.data.corpus import Shard
 from dp_core.data.hashing import coin, generator, seed_key
 from dp_core.data.privacy_units import UnitTexts, is_held_out, unit_texts
@@ -37,6 +37,9 @@ from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import subwords
+
+if TYPE_CHECKING:  # the manifest of a release lists the modules that its code executes
+    from dp_core.config.data import CanaryConfig
 
 REFERENCES_PER_PATTERN = 32
 UNIT_TOKENS = 2  # tokens of a canary that is a whole unit

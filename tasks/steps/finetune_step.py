@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dp_core.config.release import ReleaseRecord
 from dp_core.config.training import is_causal
 from dp_core.data.hashing import digest64
 from dp_core.data.labelled_text import (
@@ -79,7 +78,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
         raise BadInput("public labels need no privacy", where="finetune spec, plan")
-    tuned, head, release = _tuned(spec, context, model, entities)
+    tuned, head, epsilon = _tuned(spec, context, model, entities)
     label, task = _label(context, entities), task_of(spec)
     test = task.learned(items_of(spec, entities, "test"))
     predicted = head.predict(
@@ -105,7 +104,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
         facts={
             "head": spec.head,
             "labels": names,
-            "epsilon_training": release.epsilon if release else None,
+            "epsilon_training": epsilon,
             # Counts by document are written only if they are not private, because facts are public.
             **({"documents": dict(scores.counts)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
@@ -153,8 +152,8 @@ def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
 
 def _tuned(
     spec: FinetuneSpec, context: StepContext, model: Input, entities: Input
-) -> tuple[Bert, Head[Any, Any], ReleaseRecord | None]:
-    """Return the model, fine-tuned by DP-SGD or without privacy, its head, and its release.
+) -> tuple[Bert, Head[Any, Any], float | None]:
+    """Return the model, fine-tuned by DP-SGD or without privacy, its head, and ε of its release.
 
     DP-SGD reserves its release, trains and settles. Training on private labels without privacy is
     listed as the operator's use.
@@ -200,8 +199,8 @@ def _tuned(
         device=spec.device,
         progress=TrainingCurve(context, updates.plan, spec.updates) if updates else progress,
     )
-    release = charged.settle(weights_released(trained.parameters)) if charged else None
-    return trained, head, release
+    epsilon = charged.settle(weights_released(trained.parameters)).epsilon if charged else None
+    return trained, head, epsilon
 
 
 def _manifest(spec: FinetuneSpec, model: Input, entities: Input, plan: ExecutionPlan) -> bytes:

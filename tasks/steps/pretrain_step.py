@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from dp_core.audit.canaries import coin_seed
-from dp_core.config.release import ReleaseRecord
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
@@ -114,7 +113,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     released = weights_released(model.parameters, *earlier.values())
     record = charged.settle(released) if charged else None
     if record:
-        _publish_curve(context, record)
+        _publish_curve(context, record.ledger_id)
     _measure(spec, context, model, inputs)
     write_model(
         context,
@@ -242,13 +241,13 @@ def _curves(
     return EvaluationHook(frozenset(points[::-every]), evaluate)
 
 
-def _publish_curve(context: StepContext, record: ReleaseRecord) -> None:
+def _publish_curve(context: StepContext, ledger_id: str) -> None:
     """Publish the scores on public text after the weights that they led to have been released.
 
     Scores of an attempt with other noise stay unpublished: the cost of the model does not include
     that attempt's ledger entry.
     """
-    under_way = f"{_UNDER_WAY}{record.ledger_id}"
+    under_way = f"{_UNDER_WAY}{ledger_id}"
     for look in context.measured():
         if look.name.endswith(under_way):
             context.measure(look.name.removesuffix(under_way), Dp(look.value), look.step)
