@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from dags import launcher
 from dags.launcher import TRAINING, step
 from tasks.protocol.job import job_steps, point_steps
-from tasks.protocol.points import Point, unique
+from tasks.protocol.points import Point, first_private, unique
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import promotion
 from tasks.protocol.specs import GiveBackSpec, PromoteSpec, StepSpec
@@ -80,7 +80,7 @@ class RunPlan:
     def of_point(self, params: Mapping[str, Any], point: Point | None) -> Steps:
         """Return the specs of a point's steps, or of the steps that all points share."""
         settings = self.settings(params)
-        return point_steps(settings, point or settings.first_private)
+        return point_steps(settings, point or first_private(settings.points()))
 
     def of_run(self, params: Mapping[str, Any], point: object) -> Steps:
         """Return the specs of steps about all points; only the last page has the report."""

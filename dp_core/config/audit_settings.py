@@ -32,7 +32,8 @@ class SamplesConfig(Config, section=AUDIT_AND_RUN):
     sample_texts: int = setting(
         0,
         "Samples: texts",
-        "Texts that each causal model generates for the report; a released model's cost nothing.",
+        "Number of texts that every causal model generates for the report. Texts of a released "
+        "model have no privacy cost; texts of a model without privacy are for the operator.",
         ge=0,
         le=100,
     )
@@ -57,7 +58,8 @@ class MembershipConfig(Config, section=AUDIT_AND_RUN):
     membership_units: int = setting(
         0,
         "Membership attacks: units",
-        "Trained and held-out units that are attacked, for the operator. 0: none. Not in sweeps.",
+        "At most this many units of the training, and as many held-out units, are attacked. The "
+        "results are for the operator. 0: no membership attacks. Sweeps have none.",
         ge=0,
         le=1_000_000,
     )
@@ -136,7 +138,7 @@ class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig, section
     audited_model: str = setting(
         "",
         "Model",
-        "A training step's output in the store (…/pretrain/…), or a folder of Hugging Face.",
+        "A training's output in the store (…/pretrain/…), or a folder in Hugging Face's layout.",
         path=True,
     )
     given_canaries: str = setting(

@@ -83,7 +83,8 @@ class UnitConfig(Config, section=PRIVACY):
     words_per_unit: int = setting(
         128,
         "Words per unit",
-        "Most distinct words of a unit that count; of the unit “example”, the length of a tuple.",
+        "At most this many distinct words of a unit count towards the vocabulary. With the unit "
+        "“example” it is the length of a tuple (256 in the paper).",
         section=MORE_PRIVACY,
         ge=1,
         le=100_000,

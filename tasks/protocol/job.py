@@ -37,7 +37,7 @@ from dp_core.config.training import (
     TrainingConfig,
     is_causal,
 )
-from tasks.protocol.points import OF_JOB, Point
+from tasks.protocol.points import OF_JOB, Point, first_private
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import Promotion
 from tasks.protocol.specs import (
@@ -382,7 +382,7 @@ def _steps_of_points(settings: JobSettings, points: Sequence[Point]) -> dict[str
     The training of the public model, and of the model of released phrases, is a step of the front
     half.
     """
-    front = front_half(settings.job(settings.first_private))
+    front = front_half(settings.job(first_private(points)))
     steps, shared = _shared(settings, front), {spec.output for spec in front.values()}
     for point in points:
         of_point, names = point_steps(settings, point), names_of(point)

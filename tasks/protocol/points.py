@@ -108,7 +108,7 @@ class Point(Config):
     def differences(self) -> dict[str, Any]:
         """The settings in which the model differs from the job, without seeds and fold.
 
-        A baseline takes part in no release, so only private trainings use released phrases.
+        Released phrases are a release, so of the baselines only `phrases` uses them.
         """
         settings = self.model_dump(include={*AXES, "private_start"}, exclude_none=True)
         if not self.batch_size:  # a grid's training supplies the settings of a missing training
@@ -149,11 +149,6 @@ class Point(Config):
         return self.batch_size == 0 and self.baseline is None
 
     @property
-    def is_of_job(self) -> bool:
-        """Whether it has all settings of its job, except that its training may have kept it."""
-        return self.noise_multiplier is None
-
-    @property
     def name(self) -> str:
         """The point's name for people, in the mapped task and the child run."""
         epochs = "" if self.epochs is None else f"epochs={self.epochs:g}"
@@ -185,6 +180,11 @@ class Point(Config):
 NO_TRAINING: dict[str, Any] = dict.fromkeys(TRAINING_AXES, 0)
 _OF_A_FRONT = ("baseline", "checkpoint")
 DP_MODEL = Point()  # the model that a job trains with DP
+
+
+def first_private(points: Iterable[Point]) -> Point:
+    """Return the first model with DP."""
+    return next(point for point in points if point.mode == "dp")
 
 
 def unique(points: Iterable[Point]) -> list[Point]:

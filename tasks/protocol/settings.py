@@ -107,7 +107,7 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     public_path: str = setting(
         "",
         "Public corpus: path",
-        "File or folder (local or gs://) that the operator has declared public, or empty.",
+        "File or folder (local or gs://) that is declared public; empty for synthetic.",
         path=True,
     )
     entities_format: EntitiesFormat = setting(
@@ -160,14 +160,14 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     entities_public: bool = setting(
         False,
         "Labelled text: public",
-        "Whether the operator has declared both label files public; otherwise F1 stays private.",
+        "Whether both label files are declared public; otherwise F1 on them is for the operator.",
         section=MORE_DATA,
     )
     all_public: bool = setting(
         False,
         "Everything may be shown",
         "Whether the operator has declared all corpora and labels public, and registered the data "
-        "set so. Nothing is then hidden in MLflow and the report. Other runs are refused.",
+        "set so; nothing is then hidden. A run without these declarations is refused.",
         section=MORE_DATA,
     )
 
@@ -483,7 +483,8 @@ class JobSettings(
         trained = [Point(epochs=self.epochs if kept else None, of_epochs=kept)]
         if self.nonprivate:
             trained.append(trained[0].model_copy(update={"baseline": "nonprivate-training"}))
-        starts = [*self.starts.values()][: 2 if self.phrases_epsilon else 1]
+        public, phrases = self.starts.values()
+        starts = [public, phrases] if self.phrases_epsilon else [public]
         more = [
             Point.model_validate({name: getattr(job, name) for name in MORE})
             for job in self.more_jobs()
@@ -494,11 +495,6 @@ class JobSettings(
             for epochs in self.epochs_kept
         ]
         return [*starts, *trained, *more, *on_the_way]
-
-    @property
-    def first_private(self) -> Point:
-        """The first model with DP."""
-        return next(point for point in self.points() if point.mode == "dp")
 
     def pages(self) -> list[list[Point]]:
         """Return the points in pages, each small enough for the mapped tasks of one Airflow run.
@@ -512,7 +508,7 @@ class JobSettings(
         """Return the job's settings at one point, without seeds and fold.
 
         Args:
-            point: the model, whose differences precede all other settings.
+            point: the model; where it differs, its settings replace all others.
             settings: settings that replace the job's.
         """
         kept = ",".join(repr(epochs) for epochs in point.of_epochs[:-1])

@@ -126,14 +126,14 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     sweep_seeds: int = setting(
         1,
         "Seeds of private training",
-        "Private trainings of each point, with public seeds from the job's. Each is charged.",
+        "Number of private trainings of each point, from the job's public seed. Each is charged.",
         ge=1,
         le=100,
     )
     sweep_finetune_seeds: int = setting(
         1,
         "Seeds of fine-tuning",
-        "Fine-tunings of each model, with public seeds from the job's. Private ones are charged.",
+        "Fine-tunings of each model, from the job's public seed on. Private ones are charged.",
         ge=1,
         le=100,
     )

@@ -52,11 +52,11 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     if not points:
         raise BadInput("no model has finished", where=spec.title, fix="See why the steps failed.")
     models = {
-        step: points[name][task]
-        for name in points
-        for task, step in _steps_of(spec, name).items()
-        if points[name][task].result.step in (PRETRAINED if spec.is_sweep else MODELS)
-        and not operator_only(points[name][task].result.releases)
+        names_of(spec.points[name])[task]: output
+        for name, results in points.items()
+        for task, output in results.items()
+        if output.result.step in (PRETRAINED if spec.is_sweep else MODELS)
+        and not operator_only(output.result.releases)
     }
     judged = _judged(spec, context, models)
     if spec.is_sweep:

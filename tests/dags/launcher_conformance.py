@@ -20,6 +20,7 @@ from dags.launcher.step_operator import StepOperator
 from tasks.protocol.job import job_steps, point_steps
 from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
+from tasks.protocol.points import first_private
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import Need, RunContext, StepSpec, spec_from_json
 from tasks.protocol.step_process import Work
@@ -50,7 +51,7 @@ def plan(params: Mapping[str, Any], point: Any) -> dict[str, StepSpec]:
     """Return the shared steps of a job and the steps of its model with DP, by task."""
     settings = JobSettings.model_validate(dict(params))
     of_run = {name: spec for name, spec in job_steps(settings).items() if " / " not in name}
-    return of_run | point_steps(settings, settings.first_private)
+    return of_run | point_steps(settings, first_private(settings.points()))
 
 
 JOB = plan(SETTINGS.model_dump(), None)

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from dags.launcher.outcome import refuse
 from tasks.protocol.job import POINT_STEPS, job_steps, names_of, point_and_task, point_steps
+from tasks.protocol.points import first_private
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import RunContext
 from tasks.protocol.sweep import SweepSettings
@@ -61,7 +62,7 @@ OF_SWEEP = {"next_page", "start_page"}
 def test_graph_has_a_task_for_every_step_of_a_model_and_no_other(dags, name):
     kind, more = (JobSettings, set()) if name == "dp_bert" else (SweepSettings, OF_SWEEP)
     settings = kind(**KEPT.model_dump())
-    steps = point_steps(settings, settings.first_private)
+    steps = point_steps(settings, first_private(settings.points()))
     found = {task.task_id for task in dags[name].tasks if not is_of_baselines(task)}
     assert {own_name(task) for task in found} == {*OF_GRAPH, *more, *steps}
 
@@ -71,7 +72,7 @@ def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
         update={"more_trainings": "noise_multiplier=3;epochs=1", "audit_canaries": 0}
     )
     steps = job_steps(settings)
-    points = [point for point in settings.points() if not point.is_of_job]
+    points = [point for point in settings.points() if point.noise_multiplier is not None]
     assert [(point.noise_multiplier, point.epochs) for point in points] == [(3, 6), (0.875, 1)]
     mapped = {own_name(t.task_id): t for t in dags["dp_bert"].tasks if "." in t.task_id}
     assert set(mapped) == set(POINT_STEPS)
@@ -116,7 +117,7 @@ def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_o
     ids=["job", "all", "sweep"],
 )
 def test_every_step_runs_after_the_steps_whose_outputs_it_reads(dags, settings):
-    steps = point_steps(settings, settings.first_private)
+    steps = point_steps(settings, first_private(settings.points()))
     upstream = upstream_of(dags["dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert"])
     for task, inputs in inputs_of(steps).items():
         assert inputs <= upstream[task], task
