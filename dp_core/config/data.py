@@ -20,95 +20,78 @@ from dp_core.config.fields import (
 
 
 class VersionConfig(Config, section=MORE_DATA):
-    """The version of the source files."""
+    """The version of the source files.
 
-    data_version: str = setting(
-        "1",
-        "Data version",
-        "Change it when the files change: results are reused only for the same settings.",
-        pattern=NAME,
-    )
+    Attributes:
+        data_version: Change it when the files change: results are reused only for the same
+            settings.
+    """
+
+    data_version: str = setting("1", "Data version", pattern=NAME)
 
 
 class ReaderConfig(VersionConfig, section=MORE_DATA):
-    """How private and public corpora are read."""
+    """How private and public corpora are read.
 
-    synthetic_patients: int = setting(
-        6000,
-        "Synthetic patients",
-        "Number of synthetic patients who write notes.",
-        ge=50,
-        le=200_000,
-    )
+    Attributes:
+        synthetic_patients: Number of synthetic patients who write notes.
+        jsonl_fields: Comma-separated names of the fields that hold text, document id and patient
+            id.
+        corpus_shards: Least number of files of a corpus, each for one core; corpora above a
+            gigabyte have more.
+    """
+
+    synthetic_patients: int = setting(6000, "Synthetic patients", ge=50, le=200_000)
     jsonl_fields: str = setting(
-        "text,document_id,patient_id",
-        "JSONL: fields",
-        "Comma-separated names of the fields that hold text, document id and patient id.",
-        pattern=THREE_FIELDS,
+        "text,document_id,patient_id", "JSONL: fields", pattern=THREE_FIELDS
     )
-    corpus_shards: int = setting(
-        16,
-        "Shards of a corpus",
-        "Least number of files of a corpus, each for one core; corpora above a gigabyte have more.",
-        ge=1,
-        le=4096,
-    )
+    corpus_shards: int = setting(16, "Shards of a corpus", ge=1, le=4096)
 
 
 class HoldoutConfig(Config, section=MORE_DATA):
-    """The part of the data that is kept out of every training, for evaluation and attacks."""
+    """The part of the data that is kept out of every training, for evaluation and attacks.
 
-    holdout: float = setting(
-        0.05,
-        "Held-out share",
-        "Share of units and of public documents that are never trained on: accuracy, vocabulary "
-        "fit, membership attacks and extraction from rows need them. A larger share measures more "
-        "precisely and leaves less training data. 0: none of these is measured.",
-        ge=0,
-        le=0.5,
-    )
+    Attributes:
+        holdout: Share of units and of public documents that are never trained on: accuracy,
+            vocabulary fit, membership attacks and extraction from rows need them. A larger share
+            measures more precisely and leaves less training data. 0: none of these is measured.
+    """
+
+    holdout: float = setting(0.05, "Held-out share", ge=0, le=0.5)
 
 
 class SequenceConfig(Config, section=MORE_TRAINING):
-    """The length of a row."""
+    """The length of a row.
 
-    sequence_length: int = setting(32, "Sequence length", "Tokens per row.", ge=16, le=512)
+    Attributes:
+        sequence_length: Tokens per row.
+    """
+
+    sequence_length: int = setting(32, "Sequence length", ge=16, le=512)
 
 
 class RowsConfig(SequenceConfig, section=MORE_PRIVACY):
-    """How the text of a unit is cut into rows."""
+    """How the text of a unit is cut into rows.
 
-    max_examples_per_unit: int = setting(
-        4,
-        "Examples kept per unit",
-        "Rows of a unit kept in the token store.",
-        ge=1,
-        le=1_000_000,
-    )
+    Attributes:
+        max_examples_per_unit: Rows of a unit kept in the token store.
+    """
+
+    max_examples_per_unit: int = setting(4, "Examples kept per unit", ge=1, le=1_000_000)
 
 
 class CanaryConfig(Config, section=AUDIT_AND_RUN):
-    """The canaries (Carlini et al. 2019) whose exposure is measured."""
+    """The canaries (Carlini et al. 2019) whose exposure is measured.
 
-    canary_patterns: str = setting(
-        "HS,HSH,HHSHH",
-        "Canary patterns",
-        "Comma-separated strings of H (hint) with one S (secret).",
-        pattern=CANARIES,
-    )
-    canary_rates: str = setting(
-        "0.002,0.006,0.02",
-        "Canary rates",
-        "Comma-separated probabilities p that a unit carries the canary.",
-        pattern=NUMBERS,
-    )
-    canaries_per_group: int = setting(
-        4,
-        "Canaries per pattern and rate",
-        "More canaries measure exposure more precisely.",
-        ge=1,
-        le=1000,
-    )
+    Attributes:
+        canary_patterns: Comma-separated strings of H (hint) with one S (secret).
+        canary_rates: Comma-separated probabilities p that a unit carries the canary.
+        canaries_per_group: More canaries measure exposure more precisely.
+    """
+
+    canary_patterns: str = setting("HS,HSH,HHSHH", "Canary patterns", pattern=CANARIES)
+    canary_rates: str = setting("0.002,0.006,0.02", "Canary rates", pattern=NUMBERS)
+    canaries_per_group: int = setting(4, "Canaries per pattern and rate", ge=1, le=1000)
 
     @property
     def patterns(self) -> tuple[str, ...]:

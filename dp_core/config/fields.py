@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 # The sections that most users need come first; the others are advanced.
 GRID = "0. Grid"
@@ -58,11 +59,26 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def __init_subclass__(cls, section: str = "", **more: Any) -> None:
-        """Put the settings of a class into its section of the form, unless they name another."""
+        """Accept the keyword `section`, which Python passes here, too."""
         super().__init_subclass__(**more)
-        for field in vars(cls).values():
-            if isinstance(field, FieldInfo) and isinstance(field.json_schema_extra, dict):
-                field.json_schema_extra["section"] = field.json_schema_extra["section"] or section
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, section: str = "", **more: Any) -> None:
+        """Give each new setting the section of its class, and its text from the class's docstring.
+
+        Raises:
+            TypeError: the docstring does not describe the setting.
+        """
+        super().__pydantic_init_subclass__(**more)
+        described = _attributes(cls.__doc__ or "")
+        for name in vars(cls).get("__annotations__", ()):
+            field = cls.model_fields.get(name)
+            if field is None or not isinstance(field.json_schema_extra, dict):
+                continue
+            if name not in described:
+                raise TypeError(f"{cls.__name__}: the docstring does not describe {name}")
+            field.description = described[name]
+            field.json_schema_extra["section"] = field.json_schema_extra["section"] or section
 
     @model_validator(mode="before")
     @classmethod
@@ -87,6 +103,13 @@ class Config(BaseModel):
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
+def _attributes(docstring: str) -> dict[str, str]:
+    """Return the texts of the attributes that a docstring describes, in one line each."""
+    _, _, section = inspect.cleandoc(docstring).partition("\nAttributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
 def _admits_truth_values(annotation: Any) -> bool:
     return annotation in (bool, Any) or any(map(_admits_truth_values, get_args(annotation)))
 
@@ -94,7 +117,6 @@ def _admits_truth_values(annotation: Any) -> bool:
 def setting(
     default: Any,
     title: str,
-    description: str,
     *,
     section: str = "",
     path: bool = False,
@@ -103,10 +125,12 @@ def setting(
 ) -> Any:
     """Return a field of a configuration model that users can set.
 
+    The `Attributes:` of the class's docstring hold its meaning and unit. This text is the help of
+    the form and of the command line, so it must be readable without title and section.
+
     Args:
         default: value if the user does not set it.
         title: title in the form.
-        description: its meaning and unit, readable without title and section.
         section: section of the form, if it is not the section of the class.
         path: whether it names a file or folder.
         several: whether it may name more than one of them, separated by commas.
@@ -115,7 +139,6 @@ def setting(
     return Field(
         default=default,
         title=title,
-        description=description,
         json_schema_extra={"section": section, "path": path, "several": several},
         **limits,
     )

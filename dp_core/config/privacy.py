@@ -66,29 +66,21 @@ def refuse_large_delta(
 
 
 class UnitConfig(Config, section=PRIVACY):
-    """The privacy unit of vocabulary and training, and public bounds on it."""
+    """The privacy unit of vocabulary and training, and public bounds on it.
 
-    unit: UnitName = setting(
-        "patient",
-        "Privacy unit",
-        "The unit that is protected as a whole, in vocabulary and training.",
-    )
+    Attributes:
+        unit: The unit that is protected as a whole, in vocabulary and training.
+        declared_units: A public, rounded upper bound on the number of units. More units are
+            refused.
+        words_per_unit: At most this many distinct words of a unit count towards the vocabulary.
+            With the unit “example” it is the length of a tuple (256 in the paper).
+    """
+
+    unit: UnitName = setting("patient", "Privacy unit")
     declared_units: int = setting(
-        6000,
-        "Declared number of units",
-        "A public, rounded upper bound on the number of units. More units are refused.",
-        ge=LEAST_UNITS,
-        le=1_000_000_000,
+        6000, "Declared number of units", ge=LEAST_UNITS, le=1_000_000_000
     )
-    words_per_unit: int = setting(
-        128,
-        "Words per unit",
-        "At most this many distinct words of a unit count towards the vocabulary. With the unit "
-        "“example” it is the length of a tuple (256 in the paper).",
-        section=MORE_PRIVACY,
-        ge=1,
-        le=100_000,
-    )
+    words_per_unit: int = setting(128, "Words per unit", section=MORE_PRIVACY, ge=1, le=100_000)
 
     @property
     def example_words(self) -> int:
@@ -102,47 +94,32 @@ VocabularySource = Literal[
 
 
 class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
-    """The source of the vocabulary's words, and the noised histogram of private words."""
+    """The source of the vocabulary's words, and the noised histogram of private words.
 
-    vocabulary_source: VocabularySource = setting(
-        "public+private",
-        "Vocabulary: source",
-        "Source of the tokens. public+private: in turns, free public words and released private "
-        "words that public text would split (charged), and merges of other words. private: only "
-        "released private words, as in the paper (charged). public: only public text (ε 0). "
-        "checkpoint+private, checkpoint: tokens and embeddings of public_model, with released "
-        "private words (charged) or without (ε 0). nonprivate: exact private counts; all its "
-        "models have ε = ∞ and are for the operator only.",
-    )
+    Attributes:
+        vocabulary_source: Source of the tokens. public+private: in turns, free public words and
+            released private words that public text would split (charged), and merges of other
+            words. private: only released private words, as in the paper (charged). public: only
+            public text (ε 0). checkpoint+private, checkpoint: tokens and embeddings of
+            public_model, with released private words (charged) or without (ε 0). nonprivate: exact
+            private counts; all its models have ε = ∞ and are for the operator only.
+        vocabulary_mechanism: Mechanism at the same ε and δ. elimination: rounds that drop released
+            and hopeless words; releases the most. gaussian: noised counts. paper: Hoory et al.'s N
+            = 256, σ = 200, C = 982.5, charged at its true δ; it ignores ε, δ and words per unit.
+        vocabulary_epsilon: Privacy loss of the word histogram, if the vocabulary's source releases
+            private words.
+        vocabulary_delta: δ of the vocabulary's release; far below 1 / number of units.
+        vocabulary_size: Most tokens that are learned (with gpt2 at least 261). A checkpoint keeps
+            all of its own.
+    """
+
+    vocabulary_source: VocabularySource = setting("public+private", "Vocabulary: source")
     vocabulary_mechanism: MechanismName = setting(
-        "elimination",
-        "Vocabulary: mechanism",
-        "Mechanism at the same ε and δ. elimination: rounds that drop released and hopeless "
-        "words; releases the most. gaussian: noised counts. paper: Hoory et al.'s N = 256, σ = "
-        "200, C = 982.5, charged at its true δ; it ignores ε, δ and words per unit.",
-        section=MORE_PRIVACY,
+        "elimination", "Vocabulary: mechanism", section=MORE_PRIVACY
     )
-    vocabulary_epsilon: float = setting(
-        2.0,
-        "Vocabulary: ε",
-        "Privacy loss of the word histogram, if the vocabulary's source releases private words.",
-        section=PRIVACY,
-        ge=0.01,
-        le=100,
-    )
-    vocabulary_delta: Delta = setting(
-        1e-7,
-        "Vocabulary: δ",
-        "δ of the vocabulary's release; far below 1 / number of units.",
-        section=MORE_PRIVACY,
-    )
-    vocabulary_size: int = setting(
-        4000,
-        "Vocabulary size",
-        "Most tokens that are learned (with gpt2 at least 261). A checkpoint keeps all of its own.",
-        ge=100,
-        le=200_000,
-    )
+    vocabulary_epsilon: float = setting(2.0, "Vocabulary: ε", section=PRIVACY, ge=0.01, le=100)
+    vocabulary_delta: Delta = setting(1e-7, "Vocabulary: δ", section=MORE_PRIVACY)
+    vocabulary_size: int = setting(4000, "Vocabulary size", ge=100, le=200_000)
 
     @property
     def releases_private_words(self) -> bool:
@@ -166,37 +143,22 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
 
 
 class PhrasesConfig(UnitConfig, section=MORE_PRIVACY):
-    """Phrases that many units share, released in rounds (DPNE: Kim et al. 2021)."""
+    """Phrases that many units share, released in rounds (DPNE: Kim et al. 2021).
 
-    phrases_epsilon: float = setting(
-        0.0,
-        "Phrases: ε",
-        "Privacy loss of released phrases. A generator writes text from them, which trains the "
-        "model before its private rows do. 0: no phrases are released.",
-        section=PRIVACY,
-        ge=0,
-        le=100,
-    )
-    phrases_delta: Delta = setting(
-        1e-6,
-        "Phrases: δ",
-        "δ of the released phrases; far below 1 / number of units. Unused if ε is 0.",
-    )
-    phrases_lengths: str = setting(
-        "2,3,5",
-        "Phrases: lengths",
-        "Comma-separated, increasing, from 2 to 16: words of a phrase in each round. A round "
-        "counts only phrases whose parts the previous round released.",
-        pattern=WHOLE_NUMBERS,
-    )
-    phrases_per_unit: int = setting(
-        2000,
-        "Phrases per unit",
-        "Most distinct phrases of a unit that one round counts, sampled at random. More phrases "
-        "hardly raise the threshold; fewer leave out more of a unit's text.",
-        ge=1,
-        le=100_000,
-    )
+    Attributes:
+        phrases_epsilon: Privacy loss of released phrases. A generator writes text from them, which
+            trains the model before its private rows do. 0: no phrases are released.
+        phrases_delta: δ of the released phrases; far below 1 / number of units. Unused if ε is 0.
+        phrases_lengths: Comma-separated, increasing, from 2 to 16: words of a phrase in each round.
+            A round counts only phrases whose parts the previous round released.
+        phrases_per_unit: Most distinct phrases of a unit that one round counts, sampled at random.
+            More phrases hardly raise the threshold; fewer leave out more of a unit's text.
+    """
+
+    phrases_epsilon: float = setting(0.0, "Phrases: ε", section=PRIVACY, ge=0, le=100)
+    phrases_delta: Delta = setting(1e-6, "Phrases: δ")
+    phrases_lengths: str = setting("2,3,5", "Phrases: lengths", pattern=WHOLE_NUMBERS)
+    phrases_per_unit: int = setting(2000, "Phrases per unit", ge=1, le=100_000)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -215,81 +177,52 @@ class PhrasesConfig(UnitConfig, section=MORE_PRIVACY):
 
 
 class WrittenTextConfig(Config, section=MORE_TRAINING):
-    """Text generated from released phrases: post-processing without further privacy cost."""
+    """Text generated from released phrases: post-processing without further privacy cost.
 
-    written_documents: int = setting(
-        6000,
-        "Written text: documents",
-        "Number of documents that are generated from the released phrases.",
-        ge=1,
-        le=10_000_000,
-    )
-    written_words: int = setting(
-        120,
-        "Written text: words",
-        "Number of words of each document that is generated from the released phrases.",
-        ge=16,
-        le=10_000,
-    )
-    written_public_share: float = setting(
-        0.5,
-        "Written text: share of public text",
-        "Share of public documents among the generated ones, by words: they preserve the public "
-        "model's knowledge while it learns the phrases. 0: only generated text.",
-        ge=0,
-        le=0.95,
-    )
+    Attributes:
+        written_documents: Number of documents that are generated from the released phrases.
+        written_words: Number of words of each document that is generated from the released phrases.
+        written_public_share: Share of public documents among the generated ones, by words: they
+            preserve the public model's knowledge while it learns the phrases. 0: only generated
+            text.
+    """
+
+    written_documents: int = setting(6000, "Written text: documents", ge=1, le=10_000_000)
+    written_words: int = setting(120, "Written text: words", ge=16, le=10_000)
+    written_public_share: float = setting(0.5, "Written text: share of public text", ge=0, le=0.95)
 
 
 class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
-    """DP-SGD (Abadi et al. 2016): clipping, sampling and noise of every update, and δ."""
+    """DP-SGD (Abadi et al. 2016): clipping, sampling and noise of every update, and δ.
 
-    noise_multiplier: NoiseMultiplier = setting(
-        0.875,
-        "Noise multiplier σ",
-        "Effective noise of one update, in units of the clip norm; more noise, less ε.",
-        section=PRIVACY,
-    )
-    delta: Delta = setting(1e-6, "Training: δ", "δ of the pre-training.")
-    clip_norm: ClipNorm = setting(1.0, "Clip norm", "Bound on one unit's gradient.")
-    clipping: Literal["flat", "automatic", "adaptive"] = setting(
-        "flat",
-        "Clipping",
-        "flat: clip at the clip norm; automatic: scale every gradient to nearly the clip norm "
-        "(AUTO-S); adaptive: the clip norm follows a noised quantile of the norms. ε is the same.",
-    )
-    clip_quantile: float = setting(
-        0.5,
-        "Adaptive clipping: quantile",
-        "Share of units that should be within the clip norm.",
-        gt=0,
-        lt=1,
-    )
-    sampling: Literal["poisson", "truncated-poisson"] = setting(
-        "poisson",
-        "Sampling",
-        "Distribution of batches. poisson: smallest ε; truncated-poisson: no batch above the cap, "
-        "slightly larger ε. Neighbours: add or remove one unit.",
-    )
-    batch_cap: int = setting(
-        0,
-        "Batch cap",
-        "Largest number of units of a batch, only with truncated-poisson; otherwise 0.",
-        ge=0,
-        le=1 << 26,
-    )
-    noise_bands: int = setting(
-        1,
-        "Correlated noise: bands",
-        "1: every update has independent noise (DP-SGD). b above 1: banded matrix factorisation; "
-        "updates sample from parts of the units in turn, noise partly cancels over b updates, and "
-        "σ is the noise of one column. 0: the number of bands, at most "
-        f"{MOST_BANDS}, that disturbs training least at the ε that σ has with 1 band; 1 if batches "
-        "are truncated or grow, or the clip norm is learned. Choose 0 if each unit takes part in "
-        "few updates, where the gain is largest.",
-        ge=0,
-        le=MOST_BANDS,
-    )
+    Attributes:
+        noise_multiplier: Effective noise of one update, in units of the clip norm; more noise, less
+            ε.
+        delta: δ of the pre-training.
+        clip_norm: Bound on one unit's gradient.
+        clipping: flat: clip at the clip norm; automatic: scale every gradient to nearly the clip
+            norm (AUTO-S); adaptive: the clip norm follows a noised quantile of the norms. ε is the
+            same.
+        clip_quantile: Share of units that should be within the clip norm.
+        sampling: Distribution of batches. poisson: smallest ε; truncated-poisson: no batch above
+            the cap, slightly larger ε. Neighbours: add or remove one unit.
+        batch_cap: Largest number of units of a batch, only with truncated-poisson; otherwise 0.
+        noise_bands: 1: every update has independent noise (DP-SGD). b above 1: banded matrix
+            factorisation; updates sample from parts of the units in turn, noise partly cancels over
+            b updates, and σ is the noise of one column. 0: the number of bands, at most 64, that
+            disturbs training least at the ε that σ has with 1 band; 1 if batches are truncated or
+            grow, or the clip norm is learned. Choose 0 if each unit takes part in few updates,
+            where the gain is largest.
+    """
+
+    noise_multiplier: NoiseMultiplier = setting(0.875, "Noise multiplier σ", section=PRIVACY)
+    delta: Delta = setting(1e-6, "Training: δ")
+    clip_norm: ClipNorm = setting(1.0, "Clip norm")
+    clipping: Literal["flat", "automatic", "adaptive"] = setting("flat", "Clipping")
+    clip_quantile: float = setting(0.5, "Adaptive clipping: quantile", gt=0, lt=1)
+    sampling: Literal["poisson", "truncated-poisson"] = setting("poisson", "Sampling")
+    batch_cap: int = setting(0, "Batch cap", ge=0, le=1 << 26)
+    noise_bands: int = setting(1, "Correlated noise: bands", ge=0, le=MOST_BANDS)
 
     @model_validator(mode="after")
     def _sampling_and_noise_are_proven(self) -> Self:
@@ -303,17 +236,15 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
 
 
 class SelectionConfig(Config, section=MORE_PRIVACY):
-    """Private selection by a random number of trainings (Papernot and Steinke 2022)."""
+    """Private selection by a random number of trainings (Papernot and Steinke 2022).
+
+    Attributes:
+        selection_law: Law of the secret number of trainings of a selection; with poisson it may be
+            0.
+        selection_mean: Expected number of trainings of a selection by a random count.
+    """
 
     selection_law: Literal["geometric", "logarithmic", "poisson"] = setting(
-        "geometric",
-        "Random count: law",
-        "Law of the secret number of trainings of a selection; with poisson it may be 0.",
+        "geometric", "Random count: law"
     )
-    selection_mean: float = setting(
-        6.0,
-        "Random count: mean",
-        "Expected number of trainings of a selection by a random count.",
-        gt=1,
-        le=10_000,
-    )
+    selection_mean: float = setting(6.0, "Random count: mean", gt=1, le=10_000)

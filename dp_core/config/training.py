@@ -31,92 +31,55 @@ def is_causal(kind: str) -> bool:
 
 
 class ArchitectureConfig(Config, section=MODEL):
-    """The kind and size of a fresh model."""
+    """The kind and size of a fresh model.
+
+    Attributes:
+        model_kind: distilbert: BERT without token types. gpt2, llama, feed-forward (dense layers
+            over a window of tokens): causal models, measured by perplexity and exposure, not
+            fine-tuned.
+        layers: Number of Transformer blocks; unused by feed-forward.
+        hidden: Width of the model, a multiple of 64; with feed-forward, size of a token's
+            embedding.
+        window: feed-forward: tokens that a prediction reads.
+        dense_units: feed-forward: units of each dense layer, separated by commas.
+    """
 
     model_kind: Literal["bert", "distilbert", "gpt2", "llama", "feed-forward"] = setting(
-        "bert",
-        "Kind of model",
-        "distilbert: BERT without token types. gpt2, llama, feed-forward (dense layers over a "
-        "window of tokens): causal models, measured by perplexity and exposure, not fine-tuned.",
+        "bert", "Kind of model"
     )
-    layers: int = setting(
-        2, "Layers", "Number of Transformer blocks; unused by feed-forward.", ge=1, le=48
-    )
-    hidden: int = setting(
-        128,
-        "Hidden size",
-        "Width of the model, a multiple of 64; with feed-forward, size of a token's embedding.",
-        ge=64,
-        le=4096,
-        multiple_of=64,
-    )
-    window: int = setting(
-        20,
-        "Window",
-        "feed-forward: tokens that a prediction reads.",
-        section=MORE_TRAINING,
-        ge=1,
-        le=1024,
-    )
+    layers: int = setting(2, "Layers", ge=1, le=48)
+    hidden: int = setting(128, "Hidden size", ge=64, le=4096, multiple_of=64)
+    window: int = setting(20, "Window", section=MORE_TRAINING, ge=1, le=1024)
     dense_units: str = setting(
-        "500,250,50",
-        "Dense layers",
-        "feed-forward: units of each dense layer, separated by commas.",
-        section=MORE_TRAINING,
-        pattern=WHOLE_NUMBERS,
+        "500,250,50", "Dense layers", section=MORE_TRAINING, pattern=WHOLE_NUMBERS
     )
 
 
 class OptimizerConfig(Config, section=MORE_TRAINING):
-    """AdamW (Loshchilov and Hutter 2019), its schedule, and its correction for the noise."""
+    """AdamW (Loshchilov and Hutter 2019), its schedule, and its correction for the noise.
 
-    learning_rate: LearningRate = setting(
-        6e-3, "DP learning rate", "Peak learning rate of DP pre-training with AdamW."
-    )
-    warmup: float = setting(
-        0.1,
-        "Learning-rate warm-up",
-        "Share of the updates in which the learning rate of a pre-training rises linearly.",
-        ge=0,
-        le=1,
-    )
-    decay_power: float = setting(
-        1.0,
-        "Learning-rate decay",
-        "After warm-up the learning rate falls as (share of updates left)^power; 0: constant.",
-        ge=0,
-        le=10,
-    )
-    weight_decay: float = setting(
-        0.01,
-        "Weight decay",
-        "AdamW's weight decay of kernels and tables, in every pre-training. Anil et al. 2021 use "
-        "1: DP noise increases the norms of weights before a LayerNorm, which slows learning.",
-        ge=0,
-        le=10,
-    )
-    beta1: float = setting(
-        0.9,
-        "AdamW: β₁",
-        "Decay of AdamW's running mean of gradients.",
-        ge=0,
-        lt=1,
-    )
-    beta2: float = setting(
-        0.98,
-        "AdamW: β₂",
-        "Decay of AdamW's running mean of squared gradients.",
-        ge=0,
-        lt=1,
-    )
-    noise_floor: float = setting(
-        0.0,
-        "Noise correction: floor",
-        "Above 0, the known variance of the noise is subtracted from AdamW's second moment "
-        "(DP-AdamBC, Tang et al. 2023), down to this multiple of the variance. 0: no correction.",
-        ge=0,
-        le=1e6,
-    )
+    Attributes:
+        learning_rate: Peak learning rate of DP pre-training with AdamW.
+        warmup: Share of the updates in which the learning rate of a pre-training rises linearly.
+        decay_power: After warm-up the learning rate falls as (share of updates left)^power; 0:
+            constant.
+        weight_decay: AdamW's weight decay of kernels and tables, in every pre-training. Anil et al.
+            2021 use 1: DP noise increases the norms of weights before a LayerNorm, which slows
+            learning.
+        beta1: Decay of AdamW's running mean of gradients.
+        beta2: Decay of AdamW's running mean of squared gradients.
+        noise_floor: Above 0, the known variance of the noise is subtracted from AdamW's second
+            moment (DP-AdamBC, Tang et al. 2023), down to this multiple of the variance. 0: no
+            correction.
+    """
+
+    learning_rate: LearningRate = setting(6e-3, "DP learning rate")
+    warmup: float = setting(0.1, "Learning-rate warm-up", ge=0, le=1)
+    decay_power: float = setting(1.0, "Learning-rate decay", ge=0, le=10)
+    weight_decay: float = setting(0.01, "Weight decay", ge=0, le=10)
+    beta1: float = setting(0.9, "AdamW: β₁", ge=0, lt=1)
+    beta2: float = setting(0.98, "AdamW: β₂", ge=0, lt=1)
+    noise_floor: float = setting(0.0, "Noise correction: floor", ge=0, le=1e6)
 
     def learning_rate_at(self, step: int, updates: int) -> float:
         """Return the learning rate of an update: linear warm-up, then polynomial decay.
@@ -143,23 +106,18 @@ class OptimizerConfig(Config, section=MORE_TRAINING):
 
 
 class CheckpointConfig(Config, section=MORE_TRAINING):
-    """Checkpoints and time limit of a run; the weights do not depend on them."""
+    """Checkpoints and time limit of a run; the weights do not depend on them.
 
-    checkpoint_every: int = setting(
-        100,
-        "Updates between checkpoints",
-        "Number of updates between two checkpoints, from which a training can continue.",
-        ge=1,
-        le=1_000_000,
-    )
-    time_box_minutes: float = setting(
-        0.0,
-        "Time box",
-        "Minutes after which a training's process ends with a checkpoint. It is restarted at once "
-        "and continues without a new charge. The limit is per process, not per job. 0: none.",
-        ge=0,
-        le=100_000,
-    )
+    Attributes:
+        checkpoint_every: Number of updates between two checkpoints, from which a training can
+            continue.
+        time_box_minutes: Minutes after which a training's process ends with a checkpoint. It is
+            restarted at once and continues without a new charge. The limit is per process, not per
+            job. 0: none.
+    """
+
+    checkpoint_every: int = setting(100, "Updates between checkpoints", ge=1, le=1_000_000)
+    time_box_minutes: float = setting(0.0, "Time box", ge=0, le=100_000)
 
     @property
     def stop_after_seconds(self) -> float | None:
@@ -171,46 +129,38 @@ TrainedParameters = Literal["all", "lora", "biases-and-norms", "no-embeddings", 
 
 
 class AdapterConfig(Config, section=MORE_TRAINING):
-    """The parameters that a DP training changes: only these have gradients and noise."""
+    """The parameters that a DP training changes: only these have gradients and noise.
 
-    trained_parameters: TrainedParameters = setting(
-        "all",
-        "Trained parameters",
-        "Parameters that training with DP changes. lora: low-rank adapters. biases-and-norms: "
-        "only vectors (BitFit). no-embeddings: not the tables of words and positions. top-layer: "
-        "the last block and the layers after it. A fresh classifier is always trained.",
-    )
-    lora_rank: int = setting(8, "LoRA: rank", "Width of the adapters.", ge=1, le=256)
-    lora_alpha: float = setting(
-        16.0,
-        "LoRA: α",
-        "An adapter's output is multiplied by α / rank.",
-        gt=0,
-        le=4096,
-    )
+    Attributes:
+        trained_parameters: Parameters that training with DP changes. lora: low-rank adapters.
+            biases-and-norms: only vectors (BitFit). no-embeddings: not the tables of words and
+            positions. top-layer: the last block and the layers after it. A fresh classifier is
+            always trained.
+        lora_rank: Width of the adapters.
+        lora_alpha: An adapter's output is multiplied by α / rank.
+        lora_targets: Matrices with adapters: attention, MLP, or both.
+    """
+
+    trained_parameters: TrainedParameters = setting("all", "Trained parameters")
+    lora_rank: int = setting(8, "LoRA: rank", ge=1, le=256)
+    lora_alpha: float = setting(16.0, "LoRA: α", gt=0, le=4096)
     lora_targets: Literal["attention", "mlp", "attention-and-mlp"] = setting(
-        "attention-and-mlp",
-        "LoRA: targets",
-        "Matrices with adapters: attention, MLP, or both.",
+        "attention-and-mlp", "LoRA: targets"
     )
 
 
 class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=MORE_TRAINING):
-    """How a model is trained, except for its batches."""
+    """How a model is trained, except for its batches.
 
-    whole_words: bool = setting(False, "Mask whole words", "Mask all pieces of a word together.")
-    precision: Literal["float32", "bfloat16"] = setting(
-        "float32",
-        "Compute precision",
-        "Format of matrix products; weights, norms, sums and noise stay float32.",
-    )
-    micro_rows: int = setting(
-        64,
-        "Rows at a time",
-        "Rows of a micro-batch on one device; affects only memory and speed.",
-        ge=1,
-        le=1 << 20,
-    )
+    Attributes:
+        whole_words: Mask all pieces of a word together.
+        precision: Format of matrix products; weights, norms, sums and noise stay float32.
+        micro_rows: Rows of a micro-batch on one device; affects only memory and speed.
+    """
+
+    whole_words: bool = setting(False, "Mask whole words")
+    precision: Literal["float32", "bfloat16"] = setting("float32", "Compute precision")
+    micro_rows: int = setting(64, "Rows at a time", ge=1, le=1 << 20)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights, for a run's manifest."""
@@ -218,37 +168,23 @@ class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=M
 
 
 class BatchConfig(Config, section=MORE_TRAINING):
-    """The size of batches."""
+    """The size of batches.
 
-    batch_size: BatchSize = setting(
-        256,
-        "Batch size",
-        "Expected units per DP update; of the last one if it grows.",
-        section=TRAINING,
-    )
-    first_batch_size: int = setting(
-        0,
-        "First batch size",
-        "Size of the first DP batches; they grow over 3/8 of the updates (Anil et al.). 0: "
-        "constant.",
-        ge=0,
-        le=1 << 24,
-    )
-    examples_per_step: int = setting(
-        4,
-        "Examples per unit and step",
-        "Most rows of a sampled unit that one step reads; their mean gradient is clipped.",
-        ge=1,
-        le=256,
-    )
-    maskings_per_example: int = setting(
-        1,
-        "Maskings per example",
-        "Masks of one row whose gradients a DP update averages before it clips the unit's "
-        "gradient. Computing time grows in proportion; no privacy cost (De et al. 2022).",
-        ge=1,
-        le=256,
-    )
+    Attributes:
+        batch_size: Expected units per DP update; of the last one if it grows.
+        first_batch_size: Size of the first DP batches; they grow over 3/8 of the updates (Anil et
+            al.). 0: constant.
+        examples_per_step: Most rows of a sampled unit that one step reads; their mean gradient is
+            clipped.
+        maskings_per_example: Masks of one row whose gradients a DP update averages before it clips
+            the unit's gradient. Computing time grows in proportion; no privacy cost (De et al.
+            2022).
+    """
+
+    batch_size: BatchSize = setting(256, "Batch size", section=TRAINING)
+    first_batch_size: int = setting(0, "First batch size", ge=0, le=1 << 24)
+    examples_per_step: int = setting(4, "Examples per unit and step", ge=1, le=256)
+    maskings_per_example: int = setting(1, "Maskings per example", ge=1, le=256)
 
     @model_validator(mode="after")
     def _batches_grow(self) -> Self:
@@ -299,36 +235,30 @@ Head = Literal["entities", "classes", "pairs"]
 
 
 class HeadConfig(Config, section=TRAINING):
-    """The task that a model is fine-tuned for."""
+    """The task that a model is fine-tuned for.
 
-    head: Head = setting(
-        "entities",
-        "Fine-tuning: head",
-        "Task of fine-tuning. entities: tags of words, scored by strict F1; classes: a class per "
-        "text; pairs: a class per pair of texts (MedNLI); both are scored by accuracy.",
-    )
+    Attributes:
+        head: Task of fine-tuning. entities: tags of words, scored by strict F1; classes: a class
+            per text; pairs: a class per pair of texts (MedNLI); both are scored by accuracy.
+    """
+
+    head: Head = setting("entities", "Fine-tuning: head")
 
 
 class TaggingConfig(HeadConfig, section=MORE_TRAINING):
-    """Tagging of words: the context of a sentence, and the head."""
+    """Tagging of words: the context of a sentence, and the head.
 
-    tagging_context: Literal["sentence", "document"] = setting(
-        "sentence",
-        "Tagging: context",
-        "Text that is tagged together: each sentence, or all sentences of a document.",
-    )
-    window_overlap: float = setting(
-        0.5,
-        "Tagging: overlap of windows",
-        "Share of a row that the next row of a long text repeats; each word is tagged once.",
-        ge=0,
-        le=0.9,
-    )
-    crf: bool = setting(
-        False,
-        "Tagging: CRF",
-        "Learn and decode the tags of a row jointly, by a linear-chain conditional random field.",
-    )
+    Attributes:
+        tagging_context: Text that is tagged together: each sentence, or all sentences of a
+            document.
+        window_overlap: Share of a row that the next row of a long text repeats; each word is tagged
+            once.
+        crf: Learn and decode the tags of a row jointly, by a linear-chain conditional random field.
+    """
+
+    tagging_context: Literal["sentence", "document"] = setting("sentence", "Tagging: context")
+    window_overlap: float = setting(0.5, "Tagging: overlap of windows", ge=0, le=0.9)
+    crf: bool = setting(False, "Tagging: CRF")
 
     @model_validator(mode="after")
     def _only_words_are_tagged(self) -> Self:
@@ -339,24 +269,21 @@ class TaggingConfig(HeadConfig, section=MORE_TRAINING):
 
 
 class SeedConfig(Config, section=AUDIT_AND_RUN):
-    """The public seed."""
+    """The public seed.
 
-    seed: int = setting(
-        1,
-        "Public seed",
-        "For initialisation, synthetic data and canaries. Noise and sampling never use it.",
-        ge=0,
-        le=2**31 - 1,
-    )
+    Attributes:
+        seed: For initialisation, synthetic data and canaries. Noise and sampling never use it.
+    """
+
+    seed: int = setting(1, "Public seed", ge=0, le=2**31 - 1)
 
 
 class RunConfig(SeedConfig, section=AUDIT_AND_RUN):
-    """The device of a step."""
+    """The device of a step.
 
-    device: str = setting(
-        "mock-tpu:2",
-        "Device",
-        "cpu, or mock-tpu:N (the processor as N devices); gpu and tpu need an image whose "
-        "TensorFlow drives them (docs/cloud.md).",
-        pattern=DEVICE,
-    )
+    Attributes:
+        device: cpu, or mock-tpu:N (the processor as N devices); gpu and tpu need an image whose
+            TensorFlow drives them (docs/cloud.md).
+    """
+
+    device: str = setting("mock-tpu:2", "Device", pattern=DEVICE)

@@ -78,98 +78,55 @@ CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold e
 
 
 class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
-    """Settings of the private corpus, the public corpus and the labelled text."""
+    """Settings of the private corpus, the public corpus and the labelled text.
 
-    private_format: PrivateFormat = setting(
-        "synthetic",
-        "Private corpus: format",
-        "synthetic: the project's made-up notes; text: .txt files, in a folder per patient; "
-        "jsonl: a JSON object per line (names of its fields: under Advanced); noteevents: CSV "
-        "like MIMIC-III's NOTEEVENTS. Files may be .gz or .xz.",
-    )
-    private_path: str = setting(
-        "",
-        "Private corpus: path",
-        "File or folder (local or gs://); empty for synthetic.",
-        path=True,
-    )
-    private_dataset: str = setting(
-        MADE_UP,
-        "Private data set",
-        "Its name in the privacy ledger: every release of it is charged to this name.",
-        pattern=NAME,
-    )
-    public_format: PublicFormat = setting(
-        "synthetic",
-        "Public corpus: format",
-        "synthetic, text or jsonl, as for the private corpus; it needs no privacy.",
-    )
-    public_path: str = setting(
-        "",
-        "Public corpus: path",
-        "File or folder (local or gs://) that is declared public; empty for synthetic.",
-        path=True,
-    )
-    entities_format: EntitiesFormat = setting(
-        "synthetic",
-        "Labelled text: format",
-        "With entities: i2b2 (folders of .txt and .con, 2010 and 2011), columns (token and tag, "
-        "IOB or IOB2) or pubtator. With classes and pairs: jsonl or tsv, with the fields text and "
-        "label, or sentence1, sentence2 and gold_label, and optionally document_id and "
-        "patient_id.",
-    )
-    entities_train: str = setting(
-        "",
-        "Labelled text: training path",
-        "File or folder (local or gs://) of labelled text to learn from; empty for synthetic.",
-        path=True,
-    )
-    entities_test: str = setting(
-        "",
-        "Labelled text: test path",
-        "File or folder (local or gs://) of labelled text for F1 or accuracy; empty for synthetic.",
-        path=True,
-    )
-    entities_folds: int = setting(
-        0,
-        "Labelled text: folds",
-        "Number of folds of the labelled documents of entities_train, by the hash of the "
-        "document's or patient's name. A job is tested on the first fold and learns from the "
-        "others; a sweep takes each in turn. 0: no folds, but a separate test path.",
-        section=MORE_DATA,
-        ge=0,
-        le=100,
-    )
-    entities_patients: str = setting(
-        "",
-        "Labelled text: patients",
-        "File (.csv or .tsv, local or gs://) with the patient of each training document, for "
-        "private fine-tuning of patients if texts do not name them (patient_id). Documents are "
-        "named in i2b2 by path without suffix, in pubtator by id, in columns by path and #0 (#1 "
-        "if -DOCSTART- begins the file), in jsonl and tsv by document_id.",
-        section=MORE_DATA,
-        path=True,
-    )
+    Attributes:
+        private_format: synthetic: the project's made-up notes; text: .txt files, in a folder per
+            patient; jsonl: a JSON object per line (names of its fields: under Advanced);
+            noteevents: CSV like MIMIC-III's NOTEEVENTS. Files may be .gz or .xz.
+        private_path: File or folder (local or gs://); empty for synthetic.
+        private_dataset: Its name in the privacy ledger: every release of it is charged to this
+            name.
+        public_format: synthetic, text or jsonl, as for the private corpus; it needs no privacy.
+        public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
+        entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011), columns
+            (token and tag, IOB or IOB2) or pubtator. With classes and pairs: jsonl or tsv, with the
+            fields text and label, or sentence1, sentence2 and gold_label, and optionally
+            document_id and patient_id.
+        entities_train: File or folder (local or gs://) of labelled text to learn from; empty for
+            synthetic.
+        entities_test: File or folder (local or gs://) of labelled text for F1 or accuracy; empty
+            for synthetic.
+        entities_folds: Number of folds of the labelled documents of entities_train, by the hash of
+            the document's or patient's name. A job is tested on the first fold and learns from the
+            others; a sweep takes each in turn. 0: no folds, but a separate test path.
+        entities_patients: File (.csv or .tsv, local or gs://) with the patient of each training
+            document, for private fine-tuning of patients if texts do not name them (patient_id).
+            Documents are named in i2b2 by path without suffix, in pubtator by id, in columns by
+            path and #0 (#1 if -DOCSTART- begins the file), in jsonl and tsv by document_id.
+        entities_dataset: Its name in the privacy ledger if the labels are private; empty: the
+            private data set.
+        entities_public: Whether both label files are declared public; otherwise F1 on them is for
+            the operator.
+        all_public: Whether the operator has declared all corpora and labels public, and registered
+            the data set so; nothing is then hidden. A run without these declarations is refused.
+    """
+
+    private_format: PrivateFormat = setting("synthetic", "Private corpus: format")
+    private_path: str = setting("", "Private corpus: path", path=True)
+    private_dataset: str = setting(MADE_UP, "Private data set", pattern=NAME)
+    public_format: PublicFormat = setting("synthetic", "Public corpus: format")
+    public_path: str = setting("", "Public corpus: path", path=True)
+    entities_format: EntitiesFormat = setting("synthetic", "Labelled text: format")
+    entities_train: str = setting("", "Labelled text: training path", path=True)
+    entities_test: str = setting("", "Labelled text: test path", path=True)
+    entities_folds: int = setting(0, "Labelled text: folds", section=MORE_DATA, ge=0, le=100)
+    entities_patients: str = setting("", "Labelled text: patients", section=MORE_DATA, path=True)
     entities_dataset: str = setting(
-        "",
-        "Labelled text: data set",
-        "Its name in the privacy ledger if the labels are private; empty: the private data set.",
-        section=MORE_DATA,
-        pattern=NAME_OR_NONE,
+        "", "Labelled text: data set", section=MORE_DATA, pattern=NAME_OR_NONE
     )
-    entities_public: bool = setting(
-        False,
-        "Labelled text: public",
-        "Whether both label files are declared public; otherwise F1 on them is for the operator.",
-        section=MORE_DATA,
-    )
-    all_public: bool = setting(
-        False,
-        "Everything may be shown",
-        "Whether the operator has declared all corpora and labels public, and registered the data "
-        "set so; nothing is then hidden. A run without these declarations is refused.",
-        section=MORE_DATA,
-    )
+    entities_public: bool = setting(False, "Labelled text: public", section=MORE_DATA)
+    all_public: bool = setting(False, "Everything may be shown", section=MORE_DATA)
 
     @property
     def entities_shown(self) -> bool:
@@ -228,86 +185,52 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
 
 class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
-    """Settings of fine-tuning. On private labels it uses DP-SGD and is charged separately."""
+    """Settings of fine-tuning. On private labels it uses DP-SGD and is charged separately.
 
-    finetune_privacy: Literal["none", "dp"] = setting(
-        "none",
-        "Private fine-tuning",
-        "none: a model fine-tuned on private labels stays with the operator. dp: the DP model is "
-        "fine-tuned by DP-SGD, charged, and may be released (its F1 on private sentences may not).",
-    )
-    entities_unit: UnitName = setting(
-        "document",
-        "Private labels: unit",
-        "Unit that private fine-tuning protects. example: a sentence or text; document: texts "
-        "with the same document_id, or else the same first text; patient: needs patient_id in the "
-        "texts, or entities_patients. Labels charged to the private data set have its unit.",
-    )
+    Attributes:
+        finetune_privacy: none: a model fine-tuned on private labels stays with the operator. dp:
+            the DP model is fine-tuned by DP-SGD, charged, and may be released (its F1 on private
+            sentences may not).
+        entities_unit: Unit that private fine-tuning protects. example: a sentence or text;
+            document: texts with the same document_id, or else the same first text; patient: needs
+            patient_id in the texts, or entities_patients. Labels charged to the private data set
+            have its unit.
+        entities_declared_units: A public, rounded upper bound on the units with labels; 0 without
+            it.
+        entity_types: Entities that are learned and scored, comma-separated; empty: all in the
+            training part. Private fine-tuning needs them from public knowledge, because the types
+            that occur are private.
+        class_names: Classes that are learned and scored, comma-separated; other texts are left out.
+            Empty: all in the training part. Private fine-tuning needs them from public knowledge.
+        finetune_noise_multiplier: Effective noise of one update of private fine-tuning, in units of
+            its clip norm.
+        finetune_clip_norm: Bound on one unit's gradient in private fine-tuning.
+        finetune_delta: δ of private fine-tuning; far below one divided by the number of units with
+            labels.
+        finetune_rows_per_unit: Sentences, windows or texts of a drawn unit that one update reads;
+            clipped together.
+        finetune_epochs: Passes of fine-tuning over the labelled text.
+        finetune_batch_size: Rows per update of fine-tuning; expected units where it is private.
+        finetune_learning_rate: Peak learning rate of fine-tuning.
+    """
+
+    finetune_privacy: Literal["none", "dp"] = setting("none", "Private fine-tuning")
+    entities_unit: UnitName = setting("document", "Private labels: unit")
     entities_declared_units: int = setting(
-        0,
-        "Private fine-tuning: declared units",
-        "A public, rounded upper bound on the units with labels; 0 without it.",
-        ge=0,
-        le=1_000_000_000,
+        0, "Private fine-tuning: declared units", ge=0, le=1_000_000_000
     )
     entity_types: str = setting(
-        "",
-        "Tagging: entity types",
-        "Entities that are learned and scored, comma-separated; empty: all in the training part. "
-        "Private fine-tuning needs them from public knowledge, because the types that occur are "
-        "private.",
-        section=MORE_TRAINING,
-        pattern=TYPES_OR_NONE,
+        "", "Tagging: entity types", section=MORE_TRAINING, pattern=TYPES_OR_NONE
     )
-    class_names: str = setting(
-        "",
-        "Classes",
-        "Classes that are learned and scored, comma-separated; other texts are left out. Empty: "
-        "all in the training part. Private fine-tuning needs them from public knowledge.",
-        section=MORE_TRAINING,
-        pattern=CLASSES_OR_NONE,
-    )
-    finetune_noise_multiplier: NoiseMultiplier = setting(
-        1.0,
-        "Private fine-tuning: σ",
-        "Effective noise of one update of private fine-tuning, in units of its clip norm.",
-    )
-    finetune_clip_norm: ClipNorm = setting(
-        1.0,
-        "Private fine-tuning: clip norm",
-        "Bound on one unit's gradient in private fine-tuning.",
-    )
-    finetune_delta: Delta = setting(
-        1e-6,
-        "Private fine-tuning: δ",
-        "δ of private fine-tuning; far below one divided by the number of units with labels.",
-    )
-    finetune_rows_per_unit: int = setting(
-        4,
-        "Private fine-tuning: rows per unit",
-        "Sentences, windows or texts of a drawn unit that one update reads; clipped together.",
-        ge=1,
-        le=256,
-    )
-    finetune_epochs: int = setting(
-        3,
-        "Fine-tuning: epochs",
-        "Passes of fine-tuning over the labelled text.",
-        section=MORE_TRAINING,
-        ge=1,
-        le=1000,
-    )
-    finetune_batch_size: BatchSize = setting(
-        32,
-        "Fine-tuning: batch size",
-        "Rows per update of fine-tuning; expected units where it is private.",
-        section=MORE_TRAINING,
-    )
+    class_names: str = setting("", "Classes", section=MORE_TRAINING, pattern=CLASSES_OR_NONE)
+    finetune_noise_multiplier: NoiseMultiplier = setting(1.0, "Private fine-tuning: σ")
+    finetune_clip_norm: ClipNorm = setting(1.0, "Private fine-tuning: clip norm")
+    finetune_delta: Delta = setting(1e-6, "Private fine-tuning: δ")
+    finetune_rows_per_unit: int = setting(4, "Private fine-tuning: rows per unit", ge=1, le=256)
+    finetune_epochs: int = setting(3, "Fine-tuning: epochs", section=MORE_TRAINING, ge=1, le=1000)
+    finetune_batch_size: BatchSize = setting(32, "Fine-tuning: batch size", section=MORE_TRAINING)
     finetune_learning_rate: LearningRate = setting(
-        5e-4,
-        "Fine-tuning: learning rate",
-        "Peak learning rate of fine-tuning.",
-        section=MORE_TRAINING,
+        5e-4, "Fine-tuning: learning rate", section=MORE_TRAINING
     )
 
     @property
@@ -363,94 +286,55 @@ class JobSettings(
     FinetuneSettings,
     section=MORE_TRAINING,
 ):
-    """All settings of `dp_bert`. The defaults are the demo."""
+    """All settings of `dp_bert`. The defaults are the demo.
 
-    epochs: float = setting(
-        6.0,
-        "Epochs",
-        "Passes over the declared units in DP pre-training.",
-        section=TRAINING,
-        gt=0,
-        le=10_000,
-    )
+    Attributes:
+        epochs: Passes over the declared units in DP pre-training.
+        kept_epochs: Epochs before the last, comma-separated, after which trainings with and without
+            DP also keep their models. Each model is fine-tuned and measured; the charge of a DP
+            training covers all its models. Empty: only the last. A sweep uses sweep_epochs
+            (sweep_epochs_from).
+        public_model: Folder (local or gs://) of a BERT or DistilBERT (for gpt2 or llama, of one of
+            these) in Hugging Face's layout, in place of a fresh model. Its vocabulary is exchanged
+            unless vocabulary_source keeps it. The operator must have declared the folder public
+            (confide ledger declare-public).
+        private_start: Start of private training. public: the model of public or written text;
+            fresh: random.
+        more_trainings: Private trainings to compare with: points with semicolons between them, each
+            setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start.
+            Other settings have the job's values. Each is a release and is charged.
+        nonprivate: Also pre-train on the same rows without privacy. The result stays with the
+            operator.
+        nonprivate_batch_size: Units per update without privacy; the epochs are those of the DP
+            training.
+        nonprivate_learning_rate: Peak learning rate of the training without privacy, of AdamW.
+        public_steps: Updates on public text; 0: none, the model is as public_model has it, or
+            fresh.
+        public_batch_size: Rows per update of public pre-training.
+        public_learning_rate: Peak learning rate of public pre-training, of AdamW.
+        phrases_steps: Updates on text written from released phrases, with the settings of public
+            pre-training.
+    """
+
+    epochs: float = setting(6.0, "Epochs", section=TRAINING, gt=0, le=10_000)
     # The models that private trainings start from, by the names of their steps.
     starts: ClassVar[Mapping[str, Point]] = {
         "public_pretraining": Point(baseline="public-training"),
         "phrases_pretraining": Point(baseline="phrases"),
     }
 
-    kept_epochs: str = setting(
-        "",
-        "Keep the model after these epochs",
-        "Epochs before the last, comma-separated, after which trainings with and without DP also "
-        "keep their models. Each model is fine-tuned and measured; the charge of a DP training "
-        "covers all its models. Empty: only the last. A sweep uses sweep_epochs "
-        "(sweep_epochs_from).",
-        pattern=NUMBERS_OR_NONE,
-    )
-    public_model: str = setting(
-        "",
-        "Public model to start from",
-        "Folder (local or gs://) of a BERT or DistilBERT (for gpt2 or llama, of one of these) in "
-        "Hugging Face's layout, in place of a fresh model. Its vocabulary is exchanged unless "
-        "vocabulary_source keeps it. The operator must have declared the folder public (confide "
-        "ledger declare-public).",
-        section=MODEL,
-        path=True,
-    )
-    private_start: Literal["public", "fresh"] = setting(
-        "public",
-        "Private training: start",
-        "Start of private training. public: the model of public or written text; fresh: random.",
-    )
-    more_trainings: str = setting(
-        "",
-        "More private trainings",
-        "Private trainings to compare with: points with semicolons between them, each "
-        "setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start. "
-        "Other settings have the job's values. Each is a release and is charged.",
-        pattern=POINTS_OR_NONE,
-    )
-    nonprivate: bool = setting(
-        True,
-        "Compare with non-private training",
-        "Also pre-train on the same rows without privacy. The result stays with the operator.",
-    )
-    nonprivate_batch_size: BatchSize = setting(
-        64,
-        "Non-private batch size",
-        "Units per update without privacy; the epochs are those of the DP training.",
-    )
-    nonprivate_learning_rate: LearningRate = setting(
-        3e-3,
-        "Non-private learning rate",
-        "Peak learning rate of the training without privacy, of AdamW.",
-    )
-    public_steps: int = setting(
-        900,
-        "Public pre-training: updates",
-        "Updates on public text; 0: none, the model is as public_model has it, or fresh.",
-        ge=0,
-        le=100_000_000,
-    )
-    public_batch_size: BatchSize = setting(
-        64,
-        "Public pre-training: batch size",
-        "Rows per update of public pre-training.",
-    )
-    public_learning_rate: LearningRate = setting(
-        3e-3,
-        "Public learning rate",
-        "Peak learning rate of public pre-training, of AdamW.",
-    )
+    kept_epochs: str = setting("", "Keep the model after these epochs", pattern=NUMBERS_OR_NONE)
+    public_model: str = setting("", "Public model to start from", section=MODEL, path=True)
+    private_start: Literal["public", "fresh"] = setting("public", "Private training: start")
+    more_trainings: str = setting("", "More private trainings", pattern=POINTS_OR_NONE)
+    nonprivate: bool = setting(True, "Compare with non-private training")
+    nonprivate_batch_size: BatchSize = setting(64, "Non-private batch size")
+    nonprivate_learning_rate: LearningRate = setting(3e-3, "Non-private learning rate")
+    public_steps: int = setting(900, "Public pre-training: updates", ge=0, le=100_000_000)
+    public_batch_size: BatchSize = setting(64, "Public pre-training: batch size")
+    public_learning_rate: LearningRate = setting(3e-3, "Public learning rate")
 
-    phrases_steps: int = setting(
-        1800,
-        "Training on written text: updates",
-        "Updates on text written from released phrases, with the settings of public pre-training.",
-        ge=1,
-        le=100_000_000,
-    )
+    phrases_steps: int = setting(1800, "Training on written text: updates", ge=1, le=100_000_000)
 
     @property
     def updates(self) -> int:

@@ -53,130 +53,84 @@ _NAMED = tuple(name for name in get_args(Baseline) if name not in ("phrases", "c
 
 
 class SweepSettings(SelectionConfig, JobSettings, section=GRID):
-    """All settings of `dp_sweep`: a job, and points that vary its settings."""
+    """All settings of `dp_sweep`: a job, and points that vary its settings.
+
+    Attributes:
+        sweep_noise_multipliers: The grid's noise multipliers of DP pre-training, with commas
+            between them.
+        sweep_batch_sizes: The grid's expected units per DP update, with commas between them.
+        sweep_epochs: The grid's passes over the declared units, with commas between them.
+        sweep_epochs_from: trainings: each number of epochs is a separate training, which is
+            charged. checkpoints: points that differ only in epochs share one training, which keeps
+            its model after each of them. All these models have the ε and the learning rates of the
+            whole training.
+        sweep_noise_scaling: none: every σ with every batch size. sqrt-batch: σ of the first batch
+            size grows with the root of the batch size, which keeps ε about equal (Hoory et al.
+            2021, section 3.3).
+        sweep_finetune_noise_multipliers: The grid's σ of private fine-tuning, with commas between
+            them; empty: the job's.
+        sweep_finetune_batch_sizes: The grid's batch sizes of fine-tuning, with commas between them;
+            empty: the job's.
+        sweep_finetune_epochs: The grid's epochs of fine-tuning, with commas between them; empty:
+            the job's.
+        sweep_finetune_learning_rates: The grid's peak learning rates of fine-tuning, likewise;
+            empty: the job's.
+        sweep_points: Points that replace all lists above, with semicolons between them, each
+            setting=value,setting=value over noise_multiplier, batch_size, epochs,
+            finetune_noise_multiplier, finetune_batch_size, finetune_epochs and
+            finetune_learning_rate. Other settings have the job's values.
+        sweep_seeds: Number of private trainings of each point, from the job's public seed. Each is
+            charged.
+        sweep_finetune_seeds: Fine-tunings of each model, from the job's public seed on. Private
+            ones are charged.
+        sweep_baselines: Models to compare with, comma-separated, with the same settings, seeds and
+            folds. public: of public text, with a vocabulary of public text (ε 0). nonprivate: of
+            private rows without privacy, with a vocabulary of exact private counts.
+            public-training, nonprivate-training: likewise, with the sweep's vocabulary. Models
+            without privacy are for the operator only.
+        sweep_checkpoints: Folders (local or gs://) of public models in Hugging Face's layout,
+            comma-separated. Each is compared as it is, with its own tokens (ε 0), and must be
+            declared public. Causal models cannot be: their perplexity depends on the tokens.
+        sweep_search: grid: all points. optuna: one point after the other, from the command line
+            only. Optuna chooses noise, epochs and fine-tuning between the ends of the lists, by the
+            F1 of earlier points. Each training is charged as the costliest of that space.
+        sweep_trials: Largest number of points that Optuna chooses. As many releases are registered
+            in advance.
+        selection: publish-all: every point is trained, charged and shown. random-count: a secret
+            random number of points is drawn and trained, and only the best by accuracy on public
+            text is released, at two to three times the ε of one training (Papernot and Steinke
+            2022).
+    """
 
     starts: ClassVar[Mapping[str, Point]] = {
         name: point.model_copy(update=NO_TRAINING) for name, point in JobSettings.starts.items()
     }
 
-    sweep_noise_multipliers: str = setting(
-        "0.6,1.0,2.0",
-        "Noise multipliers σ",
-        "The grid's noise multipliers of DP pre-training, with commas between them.",
-        pattern=NUMBERS,
-    )
-    sweep_batch_sizes: str = setting(
-        "128,256",
-        "Batch sizes",
-        "The grid's expected units per DP update, with commas between them.",
-        pattern=WHOLE_NUMBERS,
-    )
-    sweep_epochs: str = setting(
-        "5,10",
-        "Epochs",
-        "The grid's passes over the declared units, with commas between them.",
-        pattern=NUMBERS,
-    )
-    sweep_epochs_from: Literal["trainings", "checkpoints"] = setting(
-        "trainings",
-        "Epochs from",
-        "trainings: each number of epochs is a separate training, which is charged. checkpoints: "
-        "points that differ only in epochs share one training, which keeps its model after each "
-        "of them. All these models have the ε and the learning rates of the whole training.",
-    )
+    sweep_noise_multipliers: str = setting("0.6,1.0,2.0", "Noise multipliers σ", pattern=NUMBERS)
+    sweep_batch_sizes: str = setting("128,256", "Batch sizes", pattern=WHOLE_NUMBERS)
+    sweep_epochs: str = setting("5,10", "Epochs", pattern=NUMBERS)
+    sweep_epochs_from: Literal["trainings", "checkpoints"] = setting("trainings", "Epochs from")
     sweep_noise_scaling: Literal["none", "sqrt-batch"] = setting(
-        "none",
-        "Noise with the batch size",
-        "none: every σ with every batch size. sqrt-batch: σ of the first batch size grows with "
-        "the root of the batch size, which keeps ε about equal (Hoory et al. 2021, section 3.3).",
+        "none", "Noise with the batch size"
     )
     sweep_finetune_noise_multipliers: str = setting(
-        "",
-        "Fine-tuning: noise multipliers σ",
-        "The grid's σ of private fine-tuning, with commas between them; empty: the job's.",
-        pattern=NUMBERS_OR_NONE,
+        "", "Fine-tuning: noise multipliers σ", pattern=NUMBERS_OR_NONE
     )
     sweep_finetune_batch_sizes: str = setting(
-        "",
-        "Fine-tuning: batch sizes",
-        "The grid's batch sizes of fine-tuning, with commas between them; empty: the job's.",
-        pattern=WHOLE_NUMBERS_OR_NONE,
+        "", "Fine-tuning: batch sizes", pattern=WHOLE_NUMBERS_OR_NONE
     )
-    sweep_finetune_epochs: str = setting(
-        "",
-        "Fine-tuning: epochs",
-        "The grid's epochs of fine-tuning, with commas between them; empty: the job's.",
-        pattern=WHOLE_NUMBERS_OR_NONE,
-    )
+    sweep_finetune_epochs: str = setting("", "Fine-tuning: epochs", pattern=WHOLE_NUMBERS_OR_NONE)
     sweep_finetune_learning_rates: str = setting(
-        "",
-        "Fine-tuning: learning rates",
-        "The grid's peak learning rates of fine-tuning, likewise; empty: the job's.",
-        pattern=NUMBERS_OR_NONE,
+        "", "Fine-tuning: learning rates", pattern=NUMBERS_OR_NONE
     )
-    sweep_points: str = setting(
-        "",
-        "Listed points",
-        "Points that replace all lists above, with semicolons between them, each "
-        "setting=value,setting=value over noise_multiplier, batch_size, epochs, "
-        "finetune_noise_multiplier, finetune_batch_size, finetune_epochs and "
-        "finetune_learning_rate. Other settings have the job's values.",
-        pattern=POINTS_OR_NONE,
-    )
-    sweep_seeds: int = setting(
-        1,
-        "Seeds of private training",
-        "Number of private trainings of each point, from the job's public seed. Each is charged.",
-        ge=1,
-        le=100,
-    )
-    sweep_finetune_seeds: int = setting(
-        1,
-        "Seeds of fine-tuning",
-        "Fine-tunings of each model, from the job's public seed on. Private ones are charged.",
-        ge=1,
-        le=100,
-    )
-    sweep_baselines: str = setting(
-        "",
-        "Compare with",
-        "Models to compare with, comma-separated, with the same settings, seeds and folds. "
-        "public: of public text, with a vocabulary of public text (ε 0). nonprivate: of private "
-        "rows without privacy, with a vocabulary of exact private counts. public-training, "
-        "nonprivate-training: likewise, with the sweep's vocabulary. Models without privacy are "
-        "for the operator only.",
-        pattern=WORDS_OR_NONE,
-    )
-    sweep_checkpoints: str = setting(
-        "",
-        "Compare with checkpoints",
-        "Folders (local or gs://) of public models in Hugging Face's layout, comma-separated. "
-        "Each is compared as it is, with its own tokens (ε 0), and must be declared public. "
-        "Causal models cannot be: their perplexity depends on the tokens.",
-        path=True,
-        several=True,
-    )
-    sweep_search: Literal["grid", "optuna"] = setting(
-        "grid",
-        "Search",
-        "grid: all points. optuna: one point after the other, from the command line only. Optuna "
-        "chooses noise, epochs and fine-tuning between the ends of the lists, by the F1 of earlier "
-        "points. Each training is charged as the costliest of that space.",
-    )
-    sweep_trials: int = setting(
-        10,
-        "Search: points",
-        "Largest number of points that Optuna chooses. As many releases are registered in advance.",
-        ge=1,
-        le=PAGE,
-    )
-    selection: Literal["publish-all", "random-count"] = setting(
-        "publish-all",
-        "Release",
-        "publish-all: every point is trained, charged and shown. random-count: a secret random "
-        "number of points is drawn and trained, and only the best by accuracy on public text is "
-        "released, at two to three times the ε of one training (Papernot and Steinke 2022).",
-    )
+    sweep_points: str = setting("", "Listed points", pattern=POINTS_OR_NONE)
+    sweep_seeds: int = setting(1, "Seeds of private training", ge=1, le=100)
+    sweep_finetune_seeds: int = setting(1, "Seeds of fine-tuning", ge=1, le=100)
+    sweep_baselines: str = setting("", "Compare with", pattern=WORDS_OR_NONE)
+    sweep_checkpoints: str = setting("", "Compare with checkpoints", path=True, several=True)
+    sweep_search: Literal["grid", "optuna"] = setting("grid", "Search")
+    sweep_trials: int = setting(10, "Search: points", ge=1, le=PAGE)
+    selection: Literal["publish-all", "random-count"] = setting("publish-all", "Release")
 
     def grid(self) -> list[Point]:
         """Return the declared points in reading order, without seeds and folds."""
