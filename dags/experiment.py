@@ -177,7 +177,7 @@ def experiment(plan: RunPlan, *measurements: str, more_fronts: bool) -> Experime
     )
     def fine_tunings() -> list[dict[str, Any]]:
         if "finetuning" not in plan.of_point(get_current_context()["params"], None):
-            raise AirflowSkipException("a causal model is not fine-tuned")
+            raise AirflowSkipException("there is no labelled text to fine-tune on")
         return plan.ready(lambda point: point, itemgetter("pretraining"), PRETRAINING)
 
     @task(

@@ -20,7 +20,7 @@ from dp_core.config.audit_settings import (
     MembershipConfig,
     SamplesConfig,
 )
-from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
+from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig, TagScheme
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
     DATA,
@@ -71,9 +71,13 @@ from tasks.protocol.points import Mode, Point
 MADE_UP = "synthetic-notes"
 PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
 PublicFormat = Literal["synthetic", "text", "jsonl"]
-EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
+LabelFormat = Literal[
+    "synthetic", "i2b2", "i2b2-2012", "columns", "brat", "pubtator", "jsonl", "tsv"
+]
+EntitiesFormat = Literal["auto", "none", LabelFormat]
 PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
+_OF_LABELS = (*TaggingConfig.model_fields, "entity_types", "class_names")
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
 
@@ -89,10 +93,14 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             name.
         public_format: synthetic, text or jsonl, as for the private corpus; it needs no privacy.
         public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
-        entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011), columns
-            (token and tag, IOB or IOB2) or pubtator. With classes and pairs: jsonl or tsv, with the
+        entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011, or .extent,
+            2012), i2b2-2012 (.xml), columns (token and tag, also .conll, .txt, .iob and .bio), brat
+            (folders of .txt and .ann) or pubtator. With classes and pairs: jsonl or tsv, with the
             fields text and label, or sentence1, sentence2 and gold_label, and optionally
-            document_id and patient_id.
+            document_id and patient_id. none: no model is fine-tuned. auto: made-up labels for the
+            made-up private corpus, otherwise none.
+        entities_scheme: Scheme of the tags in columns: iob1, iob2, iobes, bilou or bios; other tags
+            are refused. auto: each of these; the list of items set aside names the scheme.
         entities_train: File or folder (local or gs://) of labelled text to learn from; empty for
             synthetic.
         entities_test: File or folder (local or gs://) of labelled text for F1 or accuracy; empty
@@ -102,8 +110,9 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             others; a sweep takes each in turn. 0: no folds, but a separate test path.
         entities_patients: File (.csv or .tsv, local or gs://) with the patient of each training
             document, for private fine-tuning of patients if texts do not name them (patient_id).
-            Documents are named in i2b2 by path without suffix, in pubtator by id, in columns by
-            path and #0 (#1 if -DOCSTART- begins the file), in jsonl and tsv by document_id.
+            Documents are named in i2b2, i2b2-2012 and brat by path without suffix, in pubtator by
+            id, in columns by path and #0 (#1 if -DOCSTART- begins the file), in jsonl and tsv by
+            document_id.
         entities_dataset: Its name in the privacy ledger if the labels are private; empty: the
             private data set.
         entities_public: Whether both label files are declared public; otherwise F1 on them is for
@@ -117,7 +126,10 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     private_dataset: str = setting(MADE_UP, "Private data set", pattern=NAME)
     public_format: PublicFormat = setting("synthetic", "Public corpus: format")
     public_path: str = setting("", "Public corpus: path", path=True)
-    entities_format: EntitiesFormat = setting("synthetic", "Labelled text: format")
+    entities_format: EntitiesFormat = setting("auto", "Labelled text: format")
+    entities_scheme: Literal["auto", TagScheme] = setting(
+        "auto", "Labelled text: tags", section=MORE_DATA
+    )
     entities_train: str = setting("", "Labelled text: training path", path=True)
     entities_test: str = setting("", "Labelled text: test path", path=True)
     entities_folds: int = setting(0, "Labelled text: folds", section=MORE_DATA, ge=0, le=100)
@@ -129,9 +141,20 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     all_public: bool = setting(False, "Everything may be shown", section=MORE_DATA)
 
     @property
+    def label_format(self) -> LabelFormat | None:
+        """The format of the labelled text, or None without labelled text."""
+        match self.entities_format:
+            case "auto":
+                return "synthetic" if self.private_format == "synthetic" else None
+            case "none":
+                return None
+            case given:
+                return given
+
+    @property
     def entities_shown(self) -> bool:
-        """Whether the labelled sentences are public or synthetic."""
-        return self.all_public or self.entities_public or self.entities_format == "synthetic"
+        """Whether no labelled text is private: it is public, synthetic, or there is none."""
+        return self.all_public or self.entities_public or self.label_format in (None, "synthetic")
 
     @property
     def entities_charged_to(self) -> str:
@@ -144,15 +167,34 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     @property
     def made_up(self) -> bool:
         """Whether the run declares every input synthetic or public; the ledger must agree."""
-        synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
-        return self.all_public or synthetic
+        made_up_labels = self.label_format in (None, "synthetic")
+        return self.all_public or (self.private_format == "synthetic" and made_up_labels)
 
     @property
     def _entities_paths(self) -> list[str]:
-        """The paths of labelled sentences, which all formats but `synthetic` need."""
+        """The paths of labelled text, which all formats of files need."""
         if self.entities_folds:
             return [self.entities_train]
         return [self.entities_train, self.entities_test]
+
+    @model_validator(mode="after")
+    def _settings_of_labels_have_labels(self) -> Self:
+        if self.entities_format == "auto" and any(self._entities_paths):
+            raise ValueError("entities_format: name the format of the labelled text, such as i2b2")
+        fields = type(self).model_fields
+        changed = [
+            name
+            for name in fields
+            if (name in _OF_LABELS or name.startswith(("entities_", "finetune_")))
+            and name != "entities_format"
+            and getattr(self, name) != fields[name].default
+        ]
+        if changed and self.label_format is None:
+            raise ValueError(
+                f"{', '.join(changed)}: no labelled text is read: give its entities_format and "
+                "paths, or leave these settings out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _paths_belong_to_formats(self) -> Self:
@@ -165,13 +207,13 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
         for kind, fmt, paths in (
             ("private", self.private_format, [self.private_path]),
             ("public", self.public_format, [self.public_path]),
-            ("entities", self.entities_format, self._entities_paths),
+            ("entities", self.label_format, self._entities_paths),
         ):
-            if fmt != "synthetic" and not all(paths):
+            if fmt not in (None, "synthetic") and not all(paths):
                 raise ValueError(f"{kind}: format {fmt} needs a path")
             if fmt == "synthetic" and any(paths):
                 raise ValueError(f"{kind}: format synthetic takes no path")
-        if self.entities_format == "synthetic" and self.entities_patients:
+        if self.label_format == "synthetic" and self.entities_patients:
             raise ValueError("entities: format synthetic takes no list of patients")
         if self.private_format == "synthetic" and self.private_dataset != MADE_UP:
             raise ValueError(f"the synthetic corpus is the data set {MADE_UP!r}")
@@ -241,12 +283,15 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
 
     @model_validator(mode="after")
     def _labels_are_of_the_head(self) -> Self:
-        of_classes = self.entities_format in CLASS_FORMATS
-        if self.entities_format != "synthetic" and of_classes == (self.head == "entities"):
+        of_classes = self.label_format in CLASS_FORMATS
+        of_files = self.label_format not in (None, "synthetic")
+        if of_files and of_classes == (self.head == "entities"):
             labels = "classes" if of_classes else "entities"
             raise ValueError(
                 f"entities_format: {self.entities_format} holds {labels}, and head is {self.head}"
             )
+        if self.entities_scheme != "auto" and self.label_format != "columns":
+            raise ValueError("entities_scheme: only the format columns has tags: leave it auto")
         return self
 
     @model_validator(mode="after")
@@ -335,6 +380,11 @@ class JobSettings(
     public_learning_rate: LearningRate = setting(3e-3, "Public learning rate")
 
     phrases_steps: int = setting(1800, "Training on written text: updates", ge=1, le=100_000_000)
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether models are fine-tuned: there is labelled text, and they are not causal."""
+        return self.label_format is not None and not is_causal(self.model_kind)
 
     @property
     def updates(self) -> int:

@@ -196,14 +196,16 @@ def _files(source: Path, where: str) -> Iterator[Path]:
                 )
 
 
-def input_files(path: Path, suffix: str, quarantine: Quarantine, *others: str) -> list[Path]:
-    """Return a file itself, or a folder's files of the given suffix (plain or packed), sorted.
+def input_files(
+    path: Path, suffixes: str | tuple[str, ...], quarantine: Quarantine, *others: str
+) -> list[Path]:
+    """Return a file itself, or a folder's files of the given suffixes (plain or packed), sorted.
 
     Files of another suffix are listed in the quarantine as passed over.
 
     Args:
         path: a file or folder.
-        suffix: for example `.txt`.
+        suffixes: for example `.txt`.
         quarantine: lists the files passed over.
         others: further suffixes that are not listed as passed over.
 
@@ -213,19 +215,22 @@ def input_files(path: Path, suffix: str, quarantine: Quarantine, *others: str) -
     found = entries(path)
     if found == [path]:
         return found
-    wanted = [f for f in found if _ends_in(f, suffix)]
+    suffixes = (suffixes,) if isinstance(suffixes, str) else suffixes
+    wanted = [f for f in found if _ends_in(f, suffixes)]
     for file in found:
-        if not any(_ends_in(file, known) for known in (suffix, *others)):
+        if not _ends_in(file, (*suffixes, *others)):
             quarantine.pass_over(location_of(file, path))
     if not wanted:
         raise PrivateTextRefusal(
-            f"the folder has no {suffix} file", where=str(path), fix="Check path and format."
+            f"the folder has no {' or '.join(suffixes)} file",
+            where=str(path),
+            fix="Check path and format.",
         )
     return wanted
 
 
-def _ends_in(file: Path, suffix: str) -> bool:
-    return file.name.lower().endswith((suffix, *(suffix + p for p in PACKED)))
+def _ends_in(file: Path, suffixes: tuple[str, ...]) -> bool:
+    return file.name.lower().endswith(tuple(s + p for s in suffixes for p in ("", *PACKED)))
 
 
 def bare_name(path: Path) -> str:
@@ -366,15 +371,15 @@ def text_lines(file: Path, *, keep_ends: bool = False) -> Iterator[tuple[int, st
 
 def read_items(
     path: Path,
-    suffix: str,
+    suffixes: str | tuple[str, ...],
     quarantine: Quarantine,
     items_of: Callable[[Path], Iterable[tuple[int, Item | Reason | None]]],
 ) -> Iterator[Item]:
-    """Yield the items of a file, or of a folder's files of the given suffix, and count them.
+    """Yield the items of a file, or of a folder's files of the given suffixes, and count them.
 
     Args:
         path: a file or folder.
-        suffix: for example `.jsonl`.
+        suffixes: for example `.jsonl`.
         quarantine: counts accepted, rejected and omitted items.
         items_of: yields, for each item of a file, the number of its line (0: it is the whole file),
             and the item, the reason why it is rejected, or None if it is left out.
@@ -382,7 +387,7 @@ def read_items(
     Raises:
         BadInput: as `input_files` and `refuse_damaged_file`.
     """
-    for file in input_files(path, suffix, quarantine):
+    for file in input_files(path, suffixes, quarantine):
         with refuse_damaged_file(path, file, quarantine):
             for number, item in items_of(file):
                 if item is None:
