@@ -20,6 +20,7 @@ COMMANDS = {
     "down": ("local_stack:down", "Stop what `up` started."),
     "announce": ("local_stack:announce", "Announce a version of a private corpus to Airflow."),
     "backup": ("local_stack:backup", "Copy the ledger, the seeds and MLflow's database."),
+    "init": ("init_command:command", "Look at a file of notes, and write a run's settings."),
     "run": ("run_command:command", "Run a whole job or sweep here, without Airflow."),
     "advise": ("advise_command:command", "Recommend a plan for a privacy budget and a corpus."),
     "epsilon": ("epsilon_command:command", "Compute ε of a DP-SGD training, by PLD and by RDP."),

@@ -125,8 +125,8 @@ def test_wrong_column_name_plans_nothing(
     untracked: Deployment, ledger: Ledger, tmp_path: Path
 ) -> None:
     write_notes(tmp_path)
-    wrong = job(tmp_path, jsonl_fields="note,patient_id,document_id")
-    with pytest.raises(BadInput, match=r"jsonl_fields|note"):
+    wrong = job(tmp_path, private_columns="text:note,patient:patient_id")
+    with pytest.raises(BadInput, match="a field is missing"):
         run_until_reserved(wrong, untracked)
     assert ledger.history("notes") == []
 
