@@ -1,7 +1,5 @@
 """The interface of orchestrator and steps: JSON specs, their hashes, and valid settings."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
