@@ -120,7 +120,7 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
         "elimination", "Vocabulary: mechanism", section=MORE_PRIVACY
     )
     vocabulary_epsilon: float = setting(
-        2.0, "Vocabulary: ε", section=PRIVACY, ge=LEAST_EPSILON, le=MOST_EPSILON
+        2.0, "Vocabulary: ε", section=MORE_PRIVACY, ge=LEAST_EPSILON, le=MOST_EPSILON
     )
     vocabulary_delta: Delta = setting(1e-7, "Vocabulary: δ", section=MORE_PRIVACY)
     vocabulary_size: int = setting(4000, "Vocabulary size", ge=100, le=200_000)
@@ -159,7 +159,7 @@ class PhrasesConfig(UnitConfig, section=MORE_PRIVACY):
             More phrases hardly raise the threshold; fewer leave out more of a unit's text.
     """
 
-    phrases_epsilon: float = setting(0.0, "Phrases: ε", section=PRIVACY, ge=0, le=MOST_EPSILON)
+    phrases_epsilon: float = setting(0.0, "Phrases: ε", ge=0, le=MOST_EPSILON)
     phrases_delta: Delta = setting(1e-6, "Phrases: δ")
     phrases_lengths: str = setting("2,3,5", "Phrases: lengths", pattern=WHOLE_NUMBERS)
     phrases_per_unit: int = setting(2000, "Phrases per unit", ge=1, le=100_000)

@@ -376,7 +376,7 @@ def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None
         BudgetExceeded, BadInput: as `register_plans`.
     """
     for name, plan in plans_of(charged, context.run.run_key).items():
-        ledger_for(context, name).refuse_unfit(plan, context.run.has_ended)
+        ledger_for(context, name, plan).refuse_unfit(plan, context.run.has_ended)
 
 
 def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Entry]:
@@ -392,7 +392,7 @@ def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Ent
     """
     entries: list[Entry] = []
     for name, plan in plans_of(charged, context.run.run_key).items():
-        ledger = ledger_for(context, name)
+        ledger = ledger_for(context, name, plan)
         try:
             entries += ledger.register_plan(plan, context.run.has_ended)
         except ConfideError:
