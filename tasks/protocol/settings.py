@@ -331,8 +331,8 @@ class JobSettings(
             Other settings have the job's values. Each is a release and is charged.
         nonprivate: Also pre-train on the same rows without privacy. The result stays with the
             operator. Empty: only if the text is made up or public.
-        nonprivate_batch_size: Units per update without privacy; the epochs are those of the DP
-            training.
+        nonprivate_batch_size: Units per update without privacy, if there are as many as declared;
+            the epochs are those of the DP training.
         nonprivate_learning_rate: Peak learning rate of the training without privacy, of AdamW.
         public_steps: Updates on public text; 0: none, the model is as public_model has it, or
             fresh.
