@@ -65,7 +65,7 @@ def show_next(uri: str, dataset: str) -> None:
     """Print the commands that follow a run, with the names of its models."""
     report = read_result(Deployment.from_environment().open_store(), uri)
     assert report is not None  # noqa: S101 - it has just been shown
-    model, formatter = f"{dataset}-model", click.HelpFormatter()
+    model = f"{dataset}-model"
     commands = {"confide compare 0": "Compare the models."}
     if _MODEL in report.facts["models"]:
         commands = {
@@ -76,9 +76,9 @@ def show_next(uri: str, dataset: str) -> None:
         "confide report": "Show this table again.",
         "confide up": "Serve the pages of Airflow and MLflow.",
     }
-    with formatter.section("Next"):
-        formatter.write_dl(list(commands.items()))
-    click.echo(formatter.getvalue(), nl=False)
+    click.echo("\nNext:")
+    for command, purpose in commands.items():
+        click.echo(f"  {command}\n      {purpose}")
 
 
 def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list[str], str]:
