@@ -21,6 +21,7 @@ from tasks.commands.output import (
     new_folder,
     write_answer,
     write_pairs,
+    write_prose,
     write_table,
 )
 from tasks.protocol.settings_file import read_object
@@ -80,7 +81,7 @@ def audit(
     Example:
       confide audit ward-model
       confide audit some-model --canaries canaries.txt
-      confide audit some-model --members in.txt --held-out out.txt --epsilon 8 --delta 1e-5
+      confide audit some-model --members in.txt --held-out out.txt
     """
     texts = ("canaries", "members", "held_out")
     files = {name: Path(file) for name in texts if (file := given[f"given_{name}"])}
@@ -166,7 +167,7 @@ def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
             for record in records
         ],
     )
-    click.echo(sentence)
+    write_prose(sentence)
 
 
 # --- audits of this installation

@@ -14,7 +14,7 @@ from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
-from tasks.commands.output import as_json, write_answer, write_table
+from tasks.commands.output import as_json, write_answer, write_prose, write_table
 from tasks.commands.report_command import given, reports
 from tasks.report.model import shown_day
 from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED
@@ -218,7 +218,7 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
         columns = ["first", "second", "score", "95% interval", "p"]
         differences = [_difference(pair, names) for pair in compared]
         write_table("Differences in F1 or accuracy", columns, differences)
-        click.echo(_PAIRED)
+        write_prose(_PAIRED)
 
 
 def _show_leakage(runs: list[Run], names: list[str]) -> None:

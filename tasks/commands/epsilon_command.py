@@ -178,7 +178,7 @@ def command(noise_multiplier: float, delta: float, group: int, **given: Any) -> 
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units.
 
     Example:
-      confide epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5
+      confide epsilon --phase 0.01 10000 --noise-multiplier 4 --delta 1e-5
     """
     training = Training(**given)
     _check_delta(delta, training.units)
@@ -215,7 +215,7 @@ def calibrate(context: click.Context) -> None:
     """Compute the noise for a privacy target of a training or of a vocabulary.
 
     Example:
-      confide calibrate training --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 10000
+      confide calibrate training --epsilon 3 --delta 1e-5 --phase 0.01 10000
     """
     if context.invoked_subcommand is None:
         raise BadInput("choose training or vocabulary", where="calibrate")
@@ -235,7 +235,7 @@ def training(epsilon: float, delta: float, noise_multiplier: float | None, **giv
     Every way of drawing batches has its proven accounting.
 
     Example:
-      confide calibrate training --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 10000
+      confide calibrate training --epsilon 3 --delta 1e-5 --phase 0.01 10000
     """
     wanted = Training(**given)
     _check_delta(delta, wanted.units)

@@ -13,7 +13,7 @@ from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSourc
 from dp_core.privacy.mechanisms import NeighboringRelation
 from dp_core.privacy.statement import epsilons, total_epsilon
 from tasks.commands.epsilon_command import DELTA, EPSILON
-from tasks.commands.output import as_json, write_answer, write_pairs, write_table
+from tasks.commands.output import as_json, write_answer, write_pairs, write_prose, write_table
 from tasks.commands.settings_options import (
     JOBS,
     absolute,
@@ -217,12 +217,12 @@ def _show_costs(job: str, settings: JobSettings, costs: list[dict[str, Any]]) ->
     for cost in costs:
         show_cost(job, cost)
     if settings.vocabulary_source == "nonprivate":
-        click.echo(
+        write_prose(
             "The vocabulary is of exact private counts: nothing made with it has a finite ε, and"
             " all of it stays with the operator."
         )
     elif not settings.releases_private_words:
-        click.echo("The vocabulary costs nothing (ε 0): it is made of public text alone.")
+        write_prose("The vocabulary costs nothing (ε 0): it is made of public text alone.")
 
 
 @command.command("withdraw")
@@ -330,18 +330,18 @@ def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) 
         show_history("Latest releases", latest)
     for name, one in found.items():
         if one["unsettled"] or one["operator_releases"]:
-            click.echo(
+            write_prose(
                 f"{name}: {one['unsettled']} releases are not settled; "
                 f"{one['operator_releases']} are the operator's, without a guarantee."
             )
         if said := _warning(name, one["like_the_last_run"]):
-            click.echo(said)
+            write_prose(said)
         if others := one["same_files_as"]:
-            click.echo(
+            write_prose(
                 f"WARNING: {name} and {', '.join(others)} were read from the same files and have "
                 "separate budgets: the sum of the budgets can be spent on the same people."
             )
-    click.echo(
+    write_prose(
         "All releases: confide ledger history NAME. Before a run: confide ledger cost."
         if found
         else "No data set is registered yet: confide ledger register --help."
@@ -482,7 +482,7 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
         rows["how many such runs fit from now on"] = found["more_of_the_same"]
     write_pairs(f"The next {job} on {found['dataset']}: {said}", rows)
     if found["refusal"]:
-        click.echo(f"Why: {found['refusal']}.")
+        write_prose(f"Why: {found['refusal']}.")
 
 
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:

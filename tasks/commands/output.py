@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PARTIAL = ".partial"
+_NO_VALUE = "–"
+_NARROW, _TALL = 30, 6  # characters and lines of a cell that is hard to read
 _WORD = re.compile(r"[^\W\d_]{2}")  # not the e of 1e-05
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -72,8 +74,9 @@ def write_answer(answer: Any, show: Callable[[], object]) -> None:
 def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Write a table on stdout; columns without any name have no heads.
 
-    Lines break between words. If the longest words of the columns do not fit into a line, the rows
-    are written one after the other, as lists of names and values. Numbers are aligned right.
+    Lines break between words. If the longest words of the columns do not fit into a line, or a long
+    text has little room, the rows are written one after the other, as lists of names and values.
+    Numbers are aligned right.
     """
     from rich import box
     from rich.console import Console
@@ -84,31 +87,36 @@ def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     console = Console(highlight=False)
     console.print(title, style="bold", markup=False)  # a table's own title is cut to its width
     texts = [[Text(_cell(value)) for value in row] for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.show_header = any(columns)
-    spare, sizes = console.width - 2 * (len(columns) - 1), []
-    for head, *cells in zip(columns, *texts, strict=True):
-        sizes.append(measure_renderables(console, console.options, [Text(head), *cells]))
-        text = any(_WORD.search(cell.plain) for cell in cells)
-        table.add_column(Text(head), justify="left" if text else "right")
-    spare -= sum(size.minimum for size in sizes)
-    if spare < 0:
+    by_column = [[Text(head), *cells] for head, *cells in zip(columns, *texts, strict=True)]
+    sizes = [measure_renderables(console, console.options, cells) for cells in by_column]
+    spare = console.width - 2 * (len(columns) - 1) - sum(size.minimum for size in sizes)
+    wanted = max(1, spare, sum(size.span for size in sizes))
+    widths = [size.minimum + size.span * spare // wanted for size in sizes]
+    longest = [max(cell.cell_len for cell in cells) for cells in by_column]
+    if spare < 0 or any(
+        width < _NARROW and cells > _TALL * width
+        for width, cells in zip(widths, longest, strict=True)
+    ):
         _write_rows(columns, texts, console.width)
         return
-    wanted = max(spare, sum(size.span for size in sizes))
-    for column, size in zip(table.columns, sizes, strict=True):
-        column.width = size.minimum + (size.span * spare // wanted if wanted else 0)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.show_header = any(columns)
+    for (head, *cells), width in zip(by_column, widths, strict=True):
+        text = any(_WORD.search(cell.plain) for cell in cells)
+        table.add_column(head, justify="left" if text else "right", width=width)
     for row in texts:
         table.add_row(*row)
     console.print(table, "")
 
 
 def _write_rows(columns: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> None:
-    """Write each row as its first cell and a list of the others; words are never broken."""
+    """Write each row as its first cell and a list of the others that have a value."""
     for first, *others in rows:
         click.echo(f"  {first.plain}")
         for head, text in zip(columns[1:], others, strict=True):
-            write_prose(f"{head}: {text.plain}" if head else text.plain, width, indent=4)
+            if text.plain != _NO_VALUE:
+                write_prose(f"{head}: {text.plain}" if head else text.plain, width, indent=4)
+    click.echo()
 
 
 def write_prose(text: str, width: int = 0, *, indent: int = 0) -> None:
@@ -127,7 +135,7 @@ def write_pairs(title: str, pairs: Mapping[str, object]) -> None:
 
 def _cell(value: object) -> str:
     if value is None:
-        return "–"
+        return _NO_VALUE
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

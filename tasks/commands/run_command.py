@@ -98,7 +98,7 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
     if finished.exit_code:
         _warn(finished.failed)
         if charged := charged_by_run(deployment, key):
-            _warn(f"releases that stay charged: {charged}. The same command continues the run: {again}")
+            _warn(f"releases that stay charged: {charged}. The same command continues it: {again}")
         else:
             _warn("nothing was spent: the run has released nothing")
     return finished.exit_code
