@@ -45,7 +45,7 @@ TASKS = {
         "evidence": ("audit_command:evidence", "Write the evidence of a model's privacy."),
         "audit": ("audit_command:audit", "Audit any model's claim."),
         "audit-engine": ("audit_command:audit_engine", "Audit this installation."),
-        "paper-table": ("epsilon_command:paper_table", "Recompute the paper's figures."),
+        "paper-table": ("paper_table_command:command", "Recompute the papers' figures."),
     },
     "Serve": {
         "up": ("local_stack:up", "Serve the Airflow and MLflow pages on this machine."),
