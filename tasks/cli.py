@@ -24,6 +24,7 @@ _VERSION = tomllib.loads(_PROJECT.read_text())["project"]["version"]
 TASKS = {
     "Begin": {
         "demo": ("local_stack:demo", "Run the demo job through Airflow, and show its report."),
+        "init": ("init_command:command", "Look at a file of notes and write settings for it."),
         "doctor": ("doctor_command:command", "Check this machine, and suggest fixes."),
     },
     "Plan a budget": {
@@ -33,8 +34,7 @@ TASKS = {
         "calibrate": ("epsilon_command:calibrate", "Compute the noise for a privacy target."),
     },
     "Train": {
-        "init": ("init_command:command", "Look at a file of notes, and write a run's settings."),
-    "run": ("run_command:command", "Run a whole job or sweep here, without Airflow."),
+        "run": ("run_command:command", "Run a whole job or sweep here, without Airflow."),
     },
     "Results": {
         "report": ("report_command:command", "Show the latest report's table and its page."),

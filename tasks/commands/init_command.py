@@ -28,10 +28,12 @@ from dp_core.data.readers.tables import (
     shown_names,
 )
 from dp_core.errors import BadInput
-from tasks.commands.output import as_json, options, write_answer, write_pairs
+from tasks.commands.output import as_json, options, write_answer, write_pairs, write_prose
 from tasks.commands.settings_options import absolute
-from tasks.protocol.settings import DataSettings
+from tasks.protocol.defaults import default_delta
+from tasks.protocol.settings import JobSettings
 
+EPSILON = 8  # of the commands that are shown
 ROLES = ("text", "patient", "document", "date")
 _STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)  # first digits of a rounded bound
 
@@ -54,6 +56,9 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
 
     The command counts notes and privacy units for you, on this machine. It spends and registers
     nothing, and shows no text. FILE is CSV, Parquet, JSON lines, or a folder of .txt files.
+
+    Example:
+      confide init notes.csv
     """
     path = Path(absolute("FILE", str(file)))
     format = _format_of(path)
@@ -183,9 +188,7 @@ def _write(settings: Mapping[str, Any], out: Path) -> None:
         BadInput: the settings are refused, or the file cannot be written.
     """
     try:
-        DataSettings.model_validate(
-            {name: value for name, value in settings.items() if name in DataSettings.model_fields}
-        )
+        JobSettings.model_validate(settings)
     except ValidationError as error:
         raise BadInput(one_line(error), where="settings") from None
     try:
@@ -197,10 +200,10 @@ def _write(settings: Mapping[str, Any], out: Path) -> None:
 
 def _next_commands(settings: Mapping[str, Any], out: Path) -> list[str]:
     dataset, unit = settings["private_dataset"], settings["unit"]
-    delta = f"1e-{len(str(settings['declared_units'])) + 1}"
+    budget = f"--epsilon {EPSILON} --delta {default_delta(settings['declared_units']):g}"
     return [
-        f"confide advise --settings {out} --epsilon 8 --delta {delta} --write {out}",
-        f"confide ledger register {dataset} --unit {unit} --epsilon 8 --delta {delta}",
+        f"confide advise --settings {out} {budget} --write {out}",
+        f"confide ledger register {dataset} --unit {unit} {budget}",
         f"confide run --settings {out}",
     ]
 
@@ -208,10 +211,13 @@ def _next_commands(settings: Mapping[str, Any], out: Path) -> list[str]:
 def _show(answer: Mapping[str, Any]) -> None:
     settings = answer["settings"]
     write_pairs(settings["private_path"], answer["found"])
-    click.echo(
-        f"declared_units is {settings['declared_units']:,}: this bound becomes public, so it is "
-        "rounded up and does not give the exact number away. Change it if you know a better one."
+    write_prose(
+        f"declared_units is {settings['declared_units']:,}. This bound becomes public: it is "
+        "rounded up, and does not tell the exact number. Change it if you know a better one."
     )
-    click.echo(f"Written: {answer['written']}. Nothing is spent or registered. Next, with your ε:")
+    write_prose(
+        f"Written: {answer['written']}. Nothing is spent or registered. Next, with an ε of your "
+        "choice for everything together:"
+    )
     for line in answer["next"]:
         click.echo(f"  {line}")
