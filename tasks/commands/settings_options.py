@@ -29,7 +29,12 @@ S = TypeVar("S", bound=JobSettings)
 
 # Keyword arguments of `settings_of_options`.
 settings_options = options(
-    click.option("--preset", type=click.Choice(list(PRESETS)), help="Settings by name."),
+    click.option(
+        "--preset",
+        type=click.Choice(list(PRESETS)),
+        metavar="NAME",
+        help=f"Settings by name: {', '.join(PRESETS)}.",
+    ),
     click.option(
         "--settings",
         "file",
