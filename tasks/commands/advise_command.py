@@ -47,6 +47,9 @@ def command(
     and epochs is the compute. The plan fits the registered budget of private_dataset, if one
     exists: all of it or the remaining part, unless --epsilon and --delta are smaller. Otherwise,
     the budget is the cost of the present settings. No private text is read, and nothing is charged.
+
+    Example:
+      confide advise --set declared_units=50000 --epsilon 8 --delta 1e-6
     """
     settings = settings_of_options(JobSettings, **options)
     advice = _advice(settings, epsilon, delta)

@@ -44,6 +44,7 @@ from tasks.protocol.specs import (
     Asked,
     AuditSpec,
     BudgetSpec,
+    CalibrationTarget,
     CanariesSpec,
     Charged,
     ChargedPrivacyConfig,
@@ -89,6 +90,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         role="private",
         format=s.private_format,
         path=s.private_path,
+        columns=s.private_columns,
         dataset=s.private_dataset,
     )
     public = CorpusSpec(
@@ -96,12 +98,13 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         role="public",
         format=s.public_format,
         path=s.public_path,
+        columns=s.public_columns,
         dataset="public",
     )
     entities = EntitiesSpec(
         **seeded,
         head=s.head,
-        format=s.label_format or "synthetic",
+        format=s.entities_format,
         scheme=None if s.entities_scheme == "auto" else s.entities_scheme,
         public=s.entities_shown,
         dataset=s.entities_charged_to,
@@ -235,6 +238,11 @@ def pretraining(
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
+    target = None
+    if private and s.target_epsilon is not None:
+        others = [one for one in front.values() if isinstance(one, VocabularySpec | PhrasesSpec)]
+        charged = tuple(one for one in others if one.charges)
+        target = CalibrationTarget(epsilon=s.target_epsilon, alongside=charged)
     plan = ChargedPrivacyConfig(
         dataset=s.private_dataset,
         **s.part(PrivacyConfig).model_dump(),
@@ -259,6 +267,7 @@ def pretraining(
             ),
             "updates": s.updates_after(mode, s.epochs),
             "kept_updates": s.kept_updates(mode),
+            "target": target,
         }
     )
 
@@ -508,7 +517,7 @@ def asked_training(
     asked = Asked(
         search=settings.search,
         number=number,
-        least_noise_multiplier=costliest.noise_multiplier,
+        least_noise_multiplier=costliest.noise_multiplier or 0.0,
         most_updates=costliest.updates,
     )
     training = pretraining(job, front_half(job), "dp")
@@ -559,7 +568,7 @@ def report_of(
         title="dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert",
         results={name: spec.output for name, spec in steps.items()},
         points={point.name: point for point in points},
-        settings=settings.model_dump(mode="json"),
+        settings=settings.model_dump(mode="json", exclude_none=True),
         promotion=promotion,
     )
 

@@ -23,6 +23,7 @@ from dp_core.config.audit_settings import (
 from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig, TagScheme
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
+    COLUMNS_OR_NONE,
     DATA,
     MODEL,
     MORE_DATA,
@@ -31,6 +32,7 @@ from dp_core.config.fields import (
     NAME_OR_NONE,
     NUMBERS_OR_NONE,
     POINTS_OR_NONE,
+    PRIVACY,
     PRIVATE_LABELS,
     TRAINING,
     TYPES_OR_NONE,
@@ -41,7 +43,9 @@ from dp_core.config.fields import (
 )
 from dp_core.config.privacy import (
     LEAST_BYTE_LEVEL,
+    LEAST_EPSILON,
     LEAST_UNITS,
+    MOST_EPSILON,
     ClipNorm,
     Delta,
     NoiseMultiplier,
@@ -66,16 +70,32 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from dp_core.errors import PlanError
+from tasks.protocol.defaults import LEAST_AUDITED_UNITS, with_defaults
 from tasks.protocol.points import Mode, Point
 
 MADE_UP = "synthetic-notes"
-PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
-PublicFormat = Literal["synthetic", "text", "jsonl"]
-LabelFormat = Literal[
-    "synthetic", "i2b2", "i2b2-2012", "columns", "brat", "pubtator", "jsonl", "tsv"
+PublicFormat = Literal["synthetic", "text", "csv", "parquet", "jsonl"]
+PrivateFormat = Literal[PublicFormat, "noteevents"]
+EntitiesFormat = Literal[
+    "none", "synthetic", "i2b2", "i2b2-2012", "columns", "brat", "pubtator", "jsonl", "tsv"
 ]
-EntitiesFormat = Literal["auto", "none", LabelFormat]
 PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
+# Settings that are left empty by default: `tasks.protocol.defaults` fills them in.
+EMPTY = (
+    "synthetic_patients",
+    "entities_format",
+    "holdout",
+    "canary_rates",
+    "canaries_per_group",
+    "audit_canaries",
+    "batch_size",
+    "noise_multiplier",
+    "delta",
+    "vocabulary_epsilon",
+    "vocabulary_delta",
+    "phrases_epsilon",
+    "phrases_delta",
+)
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
 _OF_LABELS = (*TaggingConfig.model_fields, "entity_types", "class_names")
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
@@ -86,19 +106,25 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     Attributes:
         private_format: synthetic: the project's made-up notes; text: .txt files, in a folder per
-            patient; jsonl: a JSON object per line (names of its fields: under Advanced);
-            noteevents: CSV like MIMIC-III's NOTEEVENTS. Files may be .gz or .xz.
+            patient; csv (also .tsv), parquet and jsonl (a JSON object per line): tables whose
+            columns private_columns names; noteevents: CSV like MIMIC-III's NOTEEVENTS. Files may be
+            .gz or .xz.
         private_path: File or folder (local or gs://); empty for synthetic.
+        private_columns: Columns of a table: text:NoteText,patient:PatNr,document:DocId,date:Datum;
+            of csv also delimiter:semicolon and encoding:windows-1252. Empty: common names are
+            recognised, and the header shows the delimiter. `confide init FILE` proposes them.
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
-        public_format: synthetic, text or jsonl, as for the private corpus; it needs no privacy.
+        public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs
+            no privacy.
         public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
+        public_columns: Columns of a public table, as private_columns.
         entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011, or .extent,
             2012), i2b2-2012 (.xml), columns (token and tag, also .conll, .txt, .iob and .bio), brat
             (folders of .txt and .ann) or pubtator. With classes and pairs: jsonl or tsv, with the
             fields text and label, or sentence1, sentence2 and gold_label, and optionally
-            document_id and patient_id. none: no model is fine-tuned. auto: made-up labels for the
-            made-up private corpus, otherwise none.
+            document_id and patient_id. none: no model is fine-tuned. Empty: made-up labels with
+            the made-up private corpus, otherwise none.
         entities_scheme: Scheme of the tags in columns: iob1, iob2, iobes, bilou or bios; other tags
             are refused. auto: each of these; the list of items set aside names the scheme.
         entities_train: File or folder (local or gs://) of labelled text to learn from; empty for
@@ -123,10 +149,14 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     private_format: PrivateFormat = setting("synthetic", "Private corpus: format")
     private_path: str = setting("", "Private corpus: path", path=True)
+    private_columns: str = setting("", "Private corpus: columns", pattern=COLUMNS_OR_NONE)
     private_dataset: str = setting(MADE_UP, "Private data set", pattern=NAME)
     public_format: PublicFormat = setting("synthetic", "Public corpus: format")
     public_path: str = setting("", "Public corpus: path", path=True)
-    entities_format: EntitiesFormat = setting("auto", "Labelled text: format")
+    public_columns: str = setting(
+        "", "Public corpus: columns", section=MORE_DATA, pattern=COLUMNS_OR_NONE
+    )
+    entities_format: EntitiesFormat = setting("synthetic", "Labelled text: format")
     entities_scheme: Literal["auto", TagScheme] = setting(
         "auto", "Labelled text: tags", section=MORE_DATA
     )
@@ -141,20 +171,9 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     all_public: bool = setting(False, "Everything may be shown", section=MORE_DATA)
 
     @property
-    def label_format(self) -> LabelFormat | None:
-        """The format of the labelled text, or None without labelled text."""
-        match self.entities_format:
-            case "auto":
-                return "synthetic" if self.private_format == "synthetic" else None
-            case "none":
-                return None
-            case given:
-                return given
-
-    @property
     def entities_shown(self) -> bool:
         """Whether no labelled text is private: it is public, synthetic, or there is none."""
-        return self.all_public or self.entities_public or self.label_format in (None, "synthetic")
+        return self.all_public or self.entities_public or self._makes_up_labels
 
     @property
     def entities_charged_to(self) -> str:
@@ -167,8 +186,12 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     @property
     def made_up(self) -> bool:
         """Whether the run declares every input synthetic or public; the ledger must agree."""
-        made_up_labels = self.label_format in (None, "synthetic")
-        return self.all_public or (self.private_format == "synthetic" and made_up_labels)
+        return self.all_public or (self.private_format == "synthetic" and self._makes_up_labels)
+
+    @property
+    def _makes_up_labels(self) -> bool:
+        """Whether no file of labels is read: they are made up, or there are none."""
+        return self.entities_format in ("none", "synthetic")
 
     @property
     def _entities_paths(self) -> list[str]:
@@ -179,8 +202,6 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     @model_validator(mode="after")
     def _settings_of_labels_have_labels(self) -> Self:
-        if self.entities_format == "auto" and any(self._entities_paths):
-            raise ValueError("entities_format: name the format of the labelled text, such as i2b2")
         fields = type(self).model_fields
         changed = [
             name
@@ -189,7 +210,7 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             and name != "entities_format"
             and getattr(self, name) != fields[name].default
         ]
-        if changed and self.label_format is None:
+        if changed and self.entities_format == "none":
             raise ValueError(
                 f"{', '.join(changed)}: no labelled text is read: give its entities_format and "
                 "paths, or leave these settings out"
@@ -207,13 +228,13 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
         for kind, fmt, paths in (
             ("private", self.private_format, [self.private_path]),
             ("public", self.public_format, [self.public_path]),
-            ("entities", self.label_format, self._entities_paths),
+            ("entities", self.entities_format, self._entities_paths),
         ):
-            if fmt not in (None, "synthetic") and not all(paths):
+            if fmt not in ("synthetic", "none") and not all(paths):
                 raise ValueError(f"{kind}: format {fmt} needs a path")
-            if fmt == "synthetic" and any(paths):
-                raise ValueError(f"{kind}: format synthetic takes no path")
-        if self.label_format == "synthetic" and self.entities_patients:
+            if fmt in ("synthetic", "none") and any(paths):
+                raise ValueError(f"{kind}: format {fmt} takes no path")
+        if self.entities_format == "synthetic" and self.entities_patients:
             raise ValueError("entities: format synthetic takes no list of patients")
         if self.private_format == "synthetic" and self.private_dataset != MADE_UP:
             raise ValueError(f"the synthetic corpus is the data set {MADE_UP!r}")
@@ -283,14 +304,13 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
 
     @model_validator(mode="after")
     def _labels_are_of_the_head(self) -> Self:
-        of_classes = self.label_format in CLASS_FORMATS
-        of_files = self.label_format not in (None, "synthetic")
-        if of_files and of_classes == (self.head == "entities"):
+        of_classes = self.entities_format in CLASS_FORMATS
+        if not self._makes_up_labels and of_classes == (self.head == "entities"):
             labels = "classes" if of_classes else "entities"
             raise ValueError(
                 f"entities_format: {self.entities_format} holds {labels}, and head is {self.head}"
             )
-        if self.entities_scheme != "auto" and self.label_format != "columns":
+        if self.entities_scheme != "auto" and self.entities_format != "columns":
             raise ValueError("entities_scheme: only the format columns has tags: leave it auto")
         return self
 
@@ -330,10 +350,16 @@ class JobSettings(
     WrittenTextConfig,
     FinetuneSettings,
     section=MORE_TRAINING,
+    empty=EMPTY,
 ):
     """All settings of `dp_bert`. The defaults are the demo.
 
     Attributes:
+        target_epsilon: ε of all releases of the private data set in a run together: vocabulary,
+            phrases and training. Their shares and σ are calibrated to it. Empty: noise_multiplier
+            and the ε of the parts hold.
+        target_delta: δ of the same guarantee. Empty: the largest power of ten that is at most
+            1/(100 · declared_units).
         epochs: Passes over the declared units in DP pre-training.
         kept_epochs: Epochs before the last, comma-separated, after which trainings with and without
             DP also keep their models. Each model is fine-tuned and measured; the charge of a DP
@@ -349,9 +375,9 @@ class JobSettings(
             setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start.
             Other settings have the job's values. Each is a release and is charged.
         nonprivate: Also pre-train on the same rows without privacy. The result stays with the
-            operator.
-        nonprivate_batch_size: Units per update without privacy; the epochs are those of the DP
-            training.
+            operator. Empty: only if the text is made up or public.
+        nonprivate_batch_size: Units per update without privacy, if there are as many as declared;
+            the epochs are those of the DP training.
         nonprivate_learning_rate: Peak learning rate of the training without privacy, of AdamW.
         public_steps: Updates on public text; 0: none, the model is as public_model has it, or
             fresh.
@@ -361,18 +387,23 @@ class JobSettings(
             pre-training.
     """
 
+    target_epsilon: float | None = setting(
+        None, "Target ε", section=PRIVACY, ge=LEAST_EPSILON, le=MOST_EPSILON
+    )
+    target_delta: Delta | None = setting(None, "Target δ", section=PRIVACY)
     epochs: float = setting(6.0, "Epochs", section=TRAINING, gt=0, le=10_000)
     # The models that private trainings start from, by the names of their steps.
     starts: ClassVar[Mapping[str, Point]] = {
         "public_pretraining": Point(baseline="public-training"),
         "phrases_pretraining": Point(baseline="phrases"),
     }
+    audited: ClassVar[bool] = True  # whether an audit by canaries is possible
 
     kept_epochs: str = setting("", "Keep the model after these epochs", pattern=NUMBERS_OR_NONE)
     public_model: str = setting("", "Public model to start from", section=MODEL, path=True)
     private_start: Literal["public", "fresh"] = setting("public", "Private training: start")
     more_trainings: str = setting("", "More private trainings", pattern=POINTS_OR_NONE)
-    nonprivate: bool = setting(True, "Compare with non-private training")
+    nonprivate: bool = setting(None, "Compare with non-private training")
     nonprivate_batch_size: BatchSize = setting(64, "Non-private batch size")
     nonprivate_learning_rate: LearningRate = setting(3e-3, "Non-private learning rate")
     public_steps: int = setting(900, "Public pre-training: updates", ge=0, le=100_000_000)
@@ -381,10 +412,37 @@ class JobSettings(
 
     phrases_steps: int = setting(1800, "Training on written text: updates", ge=1, le=100_000_000)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_empty_settings(cls, values: Any) -> Any:
+        """Fill in the settings that are left empty, before any rule combines them."""
+        if not isinstance(values, Mapping):
+            return values
+        fields = cls.model_fields
+        may_be_empty = {name for name in values if name in fields and fields[name].default is None}
+        given = {n: v for n, v in values.items() if v not in (None, "") or n not in may_be_empty}
+        return with_defaults(given, audited=cls.audited)
+
+    @property
+    def why_unaudited(self) -> str:
+        """The reason why no audit by canaries is planned, in a sentence; empty if one is."""
+        if self.audit_canaries:
+            return ""
+        if not self.audited:
+            return "A sweep has no audit by canaries."
+        if self.private_start == "fresh":
+            return "A training from random weights cannot be audited by canaries."
+        if self.declared_units < LEAST_AUDITED_UNITS:
+            return (
+                f"{self.declared_units} units are too few for an audit by canaries: it needs "
+                f"{LEAST_AUDITED_UNITS} or more to show a noticeable ε."
+            )
+        return "The settings switch the audit by canaries off (audit_canaries=0)."
+
     @property
     def fine_tunes(self) -> bool:
         """Whether models are fine-tuned: there is labelled text, and they are not causal."""
-        return self.label_format is not None and not is_causal(self.model_kind)
+        return self.entities_format != "none" and not is_causal(self.model_kind)
 
     @property
     def updates(self) -> int:
@@ -524,6 +582,7 @@ class JobSettings(
         )
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
+        self._refuse_a_target_of_other_releases()
         self._refuse_kept_epochs_out_of_order()
         if self.membership_codes and self.private_format == "synthetic":
             raise ValueError("membership_codes: made-up patients have no codes")
@@ -544,6 +603,30 @@ class JobSettings(
             except ValidationError as error:
                 raise ValueError(f"{name}: {one_line(error)}") from None
         return self
+
+    def _refuse_a_target_of_other_releases(self) -> None:
+        """Refuse a target with a σ besides, with other private trainings, or below its parts."""
+        if self.target_epsilon is None:
+            if self.target_delta is not None:
+                raise ValueError("target_delta: belongs to target_epsilon, which is empty")
+            return
+        if self.noise_multiplier is not None:
+            raise ValueError("target_epsilon: noise_multiplier follows from it: set only one")
+        if self.more_trainings:
+            raise ValueError("target_epsilon: is of one private training: empty more_trainings")
+        if self._tunes_the_private_data_set:
+            raise ValueError(
+                "target_epsilon: does not divide ε with private fine-tuning: name a data set of "
+                "the labels in entities_dataset, or set noise_multiplier"
+            )
+        parts = [self.delta]
+        parts += [self.vocabulary_delta] if self.releases_private_words else []
+        parts += [self.phrases_delta] if self.phrases_epsilon else []
+        if math.fsum(parts) > (self.target_delta or 0.0):
+            raise ValueError(
+                f"target_delta: the δ of the parts sum to {math.fsum(parts):.3g}, above "
+                f"{self.target_delta:.3g}: leave them empty"
+            )
 
     def _refuse_kept_epochs_out_of_order(self) -> None:
         """Refuse epochs that do not rise, or two of which end after the same update."""
