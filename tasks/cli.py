@@ -25,7 +25,7 @@ COMMANDS = {
     "epsilon": ("epsilon_command:command", "Compute ε of a DP-SGD training, by PLD and by RDP."),
     "calibrate": ("epsilon_command:calibrate", "Compute the noise for a privacy target."),
     "audit-engine": ("audit_command:audit_engine", "Audit this installation on made-up data."),
-    "paper-table": ("epsilon_command:paper_table", "Recompute the paper's figures."),
+    "paper-table": ("paper_table_command:command", "Recompute the papers' figures."),
     "ledger": ("ledger_command:command", "Show and register the budgets of data sets."),
     "report": ("report_command:command", "Show the latest report's table and its page."),
     "compare": ("compare_command:command", "Compare settings, ε, scores and exposure of runs."),

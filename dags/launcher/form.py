@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
 from dags.launcher.step_operator import launcher
-from dp_core.config.fields import one_line
+from dp_core.config.fields import Config, one_line
 from tasks.protocol.job import missing_file
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import (
@@ -82,7 +82,7 @@ def configured_object(variable: str) -> dict[str, Any]:
     return parse_object(value or "{}", variable)
 
 
-def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> dict[str, Param]:
+def form(model: type[Config], overrides: Mapping[str, Any] | None = None) -> dict[str, Param]:
     """Return the trigger form of a settings model, section by section.
 
     Args:
@@ -90,7 +90,7 @@ def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> 
             patterns.
         overrides: defaults from the deployment's configuration.
     """
-    properties = model.model_json_schema()["properties"]
+    properties = model.form_schema()
     defaults = {name: field.get("default") for name, field in properties.items()}
     defaults |= dict(overrides or {})
     in_order = sorted(properties, key=lambda name: str(properties[name].get("section", "")))
@@ -127,8 +127,9 @@ def _param(field: Mapping[str, Any], default: Any) -> Param:
         # Inside `allOf`, the server checks the bounds and returns the reason. Next to `type`, the
         # browser would also clamp the value silently, and another job would run.
         schema["allOf"] = [bounds]
-    if schema.get("type") == "string" and default == "":
-        schema["type"] = ["null", "string"]  # the form sends null for a field left empty
+    if default is None or (schema.get("type") == "string" and default == ""):
+        schema["type"] = ["null", schema["type"]]  # the form sends null for a field left empty
+        schema |= {"enum": [*schema["enum"], None]} if default is None and "enum" in schema else {}
     limits = ", ".join(_BOUNDS[key].format(_number(value)) for key, value in bounds.items())
     parts = [field.get("description", ""), f"({limits})" if limits else ""]
     return Param(default, description=" ".join(filter(None, parts)) or field["title"], **schema)

@@ -6,10 +6,11 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 # The sections that most users need come first; the others are advanced.
 GRID = "0. Grid"
@@ -52,24 +53,42 @@ IN_WORDS = {  # descriptions of the patterns for error messages
 }
 
 
+class _FormSchema(GenerateJsonSchema):
+    """A JSON schema in which a setting that may be empty has the type and limits of its values."""
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        """Return the schema of the values; the default null says that the setting may be empty."""
+        return self.generate_inner(schema["schema"])
+
+
 class Config(BaseModel):
     """An immutable value object that refuses unknown fields, NaN and infinity."""
 
     # Validators are built at their first use: each Airflow task imports all models and uses few.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    def __init_subclass__(cls, section: str = "", **more: Any) -> None:
-        """Accept the keyword `section`, which Python passes here, too."""
+    def __init_subclass__(cls, section: str = "", empty: Sequence[str] = (), **more: Any) -> None:
+        """Accept the keywords `section` and `empty`, which Python passes here, too."""
         super().__init_subclass__(**more)
 
     @classmethod
-    def __pydantic_init_subclass__(cls, section: str = "", **more: Any) -> None:
+    def __pydantic_init_subclass__(
+        cls, section: str = "", empty: Sequence[str] = (), **more: Any
+    ) -> None:
         """Give each new setting the section of its class, and its text from the class's docstring.
+
+        Args:
+            section: section of the form.
+            empty: inherited settings that are empty (None) by default in this class, which fills
+                them in from others.
+            more: keywords of pydantic.
 
         Raises:
             TypeError: the docstring does not describe the setting.
         """
         super().__pydantic_init_subclass__(**more)
+        for name in empty:
+            cls.model_fields[name].default = None
         described = _attributes(cls.__doc__ or "")
         for name in vars(cls).get("__annotations__", ()):
             field = cls.model_fields.get(name)
@@ -89,6 +108,12 @@ class Config(BaseModel):
             if isinstance(value, bool) and field and not _admits_truth_values(field.annotation):
                 raise ValueError(f"{name}: {str(value).lower()} is not a number or text")
         return values
+
+    @classmethod
+    def form_schema(cls) -> dict[str, Any]:
+        """Return the JSON schema of each setting; those that may be empty have one type."""
+        schema = cls.model_json_schema(schema_generator=_FormSchema)
+        return dict(schema["properties"])
 
     def part(self, concern: type[AnyConfig], **changes: Any) -> AnyConfig:
         """Return this configuration's values of one concern, with changes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -17,7 +17,7 @@ from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, options, write_answer, write_pairs, write_table
+from tasks.commands.output import as_json, options, write_answer, write_pairs
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 
@@ -293,31 +293,3 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
         earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
         found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
     write_answer(found, lambda: write_pairs(title, found))
-
-
-@click.command("paper-table")
-@as_json
-def paper_table() -> None:
-    """Recompute the paper's figures: the printed value and the true one for its parameters."""
-    from dp_core.vocabulary import hoory2021
-
-    rows = [asdict(row) for row in hoory2021.paper_table()]
-    write_answer(rows, lambda: _show_paper(rows))
-
-
-def _show_paper(rows: list[dict[str, Any]]) -> None:
-    def text(value: object) -> str:
-        return f"{value:g}" if isinstance(value, float) else str(value)
-
-    write_table(
-        "Hoory et al. 2021, recomputed",
-        ["figure", "from", "printed", "true", "verdict"],
-        [
-            [
-                row["figure"],
-                ", ".join(f"{name}={text(value)}" for name, value in row["parameters"].items()),
-                *(row[name] for name in ("printed", "true", "verdict")),
-            ]
-            for row in rows
-        ],
-    )

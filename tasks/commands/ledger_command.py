@@ -242,7 +242,7 @@ def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any
         # The run registers it, without a limit.
         cost = AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(planned))
     else:
-        refuse_other_standing(budget, dataset, made_up=made_up)
+        refuse_other_standing(budget, dataset, made_up=made_up, plan=planned)
         # The run would first give back the plans of killed ones.
         killed = killed_runs(Deployment.from_environment())
         cost = ledger.cost_of_plan(planned, killed.__contains__)

@@ -91,7 +91,7 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
 def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the JSON schema and the value of each setting, in the order of the form's sections."""
     values = settings.model_dump(mode="json")
-    fields = type(settings).model_json_schema()["properties"]
+    fields = type(settings).form_schema()
     ordered = sorted(fields, key=lambda name: str(fields[name]["section"]))
     return {name: fields[name] | {"value": values[name]} for name in ordered}
 

@@ -44,6 +44,7 @@ from tasks.protocol.specs import (
     Asked,
     AuditSpec,
     BudgetSpec,
+    CalibrationTarget,
     CanariesSpec,
     Charged,
     ChargedPrivacyConfig,
@@ -234,6 +235,11 @@ def pretraining(
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
+    target = None
+    if private and s.target_epsilon is not None:
+        others = [one for one in front.values() if isinstance(one, VocabularySpec | PhrasesSpec)]
+        charged = tuple(one for one in others if one.charges)
+        target = CalibrationTarget(epsilon=s.target_epsilon, alongside=charged)
     plan = ChargedPrivacyConfig(
         dataset=s.private_dataset,
         **s.part(PrivacyConfig).model_dump(),
@@ -258,6 +264,7 @@ def pretraining(
             ),
             "updates": s.updates_after(mode, s.epochs),
             "kept_updates": s.kept_updates(mode),
+            "target": target,
         }
     )
 
@@ -507,7 +514,7 @@ def asked_training(
     asked = Asked(
         search=settings.search,
         number=number,
-        least_noise_multiplier=costliest.noise_multiplier,
+        least_noise_multiplier=costliest.noise_multiplier or 0.0,
         most_updates=costliest.updates,
     )
     training = pretraining(job, front_half(job), "dp")
@@ -558,7 +565,7 @@ def report_of(
         title="dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert",
         results={name: spec.output for name, spec in steps.items()},
         points={point.name: point for point in points},
-        settings=settings.model_dump(mode="json"),
+        settings=settings.model_dump(mode="json", exclude_none=True),
         promotion=promotion,
     )
 

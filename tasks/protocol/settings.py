@@ -31,6 +31,7 @@ from dp_core.config.fields import (
     NAME_OR_NONE,
     NUMBERS_OR_NONE,
     POINTS_OR_NONE,
+    PRIVACY,
     PRIVATE_LABELS,
     TRAINING,
     TYPES_OR_NONE,
@@ -41,7 +42,9 @@ from dp_core.config.fields import (
 )
 from dp_core.config.privacy import (
     LEAST_BYTE_LEVEL,
+    LEAST_EPSILON,
     LEAST_UNITS,
+    MOST_EPSILON,
     ClipNorm,
     Delta,
     NoiseMultiplier,
@@ -66,13 +69,30 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from dp_core.errors import PlanError
+from tasks.protocol.defaults import LEAST_AUDITED_UNITS, with_defaults
 from tasks.protocol.points import Mode, Point
 
 MADE_UP = "synthetic-notes"
 PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
 PublicFormat = Literal["synthetic", "text", "jsonl"]
-EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
+EntitiesFormat = Literal["none", "synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
 PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
+# Settings that are left empty by default: `tasks.protocol.defaults` fills them in.
+EMPTY = (
+    "synthetic_patients",
+    "entities_format",
+    "holdout",
+    "canary_rates",
+    "canaries_per_group",
+    "audit_canaries",
+    "batch_size",
+    "noise_multiplier",
+    "delta",
+    "vocabulary_epsilon",
+    "vocabulary_delta",
+    "phrases_epsilon",
+    "phrases_delta",
+)
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
@@ -167,10 +187,10 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             ("public", self.public_format, [self.public_path]),
             ("entities", self.entities_format, self._entities_paths),
         ):
-            if fmt != "synthetic" and not all(paths):
+            if fmt not in ("synthetic", "none") and not all(paths):
                 raise ValueError(f"{kind}: format {fmt} needs a path")
-            if fmt == "synthetic" and any(paths):
-                raise ValueError(f"{kind}: format synthetic takes no path")
+            if fmt in ("synthetic", "none") and any(paths):
+                raise ValueError(f"{kind}: format {fmt} takes no path")
         if self.entities_format == "synthetic" and self.entities_patients:
             raise ValueError("entities: format synthetic takes no list of patients")
         if self.private_format == "synthetic" and self.private_dataset != MADE_UP:
@@ -285,10 +305,16 @@ class JobSettings(
     WrittenTextConfig,
     FinetuneSettings,
     section=MORE_TRAINING,
+    empty=EMPTY,
 ):
     """All settings of `dp_bert`. The defaults are the demo.
 
     Attributes:
+        target_epsilon: ε of all releases of the private data set in a run together: vocabulary,
+            phrases and training. Their shares and σ are calibrated to it. Empty: noise_multiplier
+            and the ε of the parts hold.
+        target_delta: δ of the same guarantee. Empty: the largest power of ten that is at most
+            1/(100 · declared_units).
         epochs: Passes over the declared units in DP pre-training.
         kept_epochs: Epochs before the last, comma-separated, after which trainings with and without
             DP also keep their models. Each model is fine-tuned and measured; the charge of a DP
@@ -304,9 +330,9 @@ class JobSettings(
             setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start.
             Other settings have the job's values. Each is a release and is charged.
         nonprivate: Also pre-train on the same rows without privacy. The result stays with the
-            operator.
-        nonprivate_batch_size: Units per update without privacy; the epochs are those of the DP
-            training.
+            operator. Empty: only if the text is made up or public.
+        nonprivate_batch_size: Units per update without privacy, if there are as many as declared;
+            the epochs are those of the DP training.
         nonprivate_learning_rate: Peak learning rate of the training without privacy, of AdamW.
         public_steps: Updates on public text; 0: none, the model is as public_model has it, or
             fresh.
@@ -316,18 +342,23 @@ class JobSettings(
             pre-training.
     """
 
+    target_epsilon: float | None = setting(
+        None, "Target ε", section=PRIVACY, ge=LEAST_EPSILON, le=MOST_EPSILON
+    )
+    target_delta: Delta | None = setting(None, "Target δ", section=PRIVACY)
     epochs: float = setting(6.0, "Epochs", section=TRAINING, gt=0, le=10_000)
     # The models that private trainings start from, by the names of their steps.
     starts: ClassVar[Mapping[str, Point]] = {
         "public_pretraining": Point(baseline="public-training"),
         "phrases_pretraining": Point(baseline="phrases"),
     }
+    audited: ClassVar[bool] = True  # whether an audit by canaries is possible
 
     kept_epochs: str = setting("", "Keep the model after these epochs", pattern=NUMBERS_OR_NONE)
     public_model: str = setting("", "Public model to start from", section=MODEL, path=True)
     private_start: Literal["public", "fresh"] = setting("public", "Private training: start")
     more_trainings: str = setting("", "More private trainings", pattern=POINTS_OR_NONE)
-    nonprivate: bool = setting(True, "Compare with non-private training")
+    nonprivate: bool = setting(None, "Compare with non-private training")
     nonprivate_batch_size: BatchSize = setting(64, "Non-private batch size")
     nonprivate_learning_rate: LearningRate = setting(3e-3, "Non-private learning rate")
     public_steps: int = setting(900, "Public pre-training: updates", ge=0, le=100_000_000)
@@ -335,6 +366,33 @@ class JobSettings(
     public_learning_rate: LearningRate = setting(3e-3, "Public learning rate")
 
     phrases_steps: int = setting(1800, "Training on written text: updates", ge=1, le=100_000_000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_empty_settings(cls, values: Any) -> Any:
+        """Fill in the settings that are left empty, before any rule combines them."""
+        if not isinstance(values, Mapping):
+            return values
+        fields = cls.model_fields
+        may_be_empty = {name for name in values if name in fields and fields[name].default is None}
+        given = {n: v for n, v in values.items() if v not in (None, "") or n not in may_be_empty}
+        return with_defaults(given, audited=cls.audited)
+
+    @property
+    def why_unaudited(self) -> str:
+        """The reason why no audit by canaries is planned, in a sentence; empty if one is."""
+        if self.audit_canaries:
+            return ""
+        if not self.audited:
+            return "A sweep has no audit by canaries."
+        if self.private_start == "fresh":
+            return "A training from random weights cannot be audited by canaries."
+        if self.declared_units < LEAST_AUDITED_UNITS:
+            return (
+                f"{self.declared_units} units are too few for an audit by canaries: it needs "
+                f"{LEAST_AUDITED_UNITS} or more to show a noticeable ε."
+            )
+        return "The settings switch the audit by canaries off (audit_canaries=0)."
 
     @property
     def updates(self) -> int:
@@ -474,6 +532,7 @@ class JobSettings(
         )
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
+        self._refuse_a_target_of_other_releases()
         self._refuse_kept_epochs_out_of_order()
         if self.membership_codes and self.private_format == "synthetic":
             raise ValueError("membership_codes: made-up patients have no codes")
@@ -494,6 +553,30 @@ class JobSettings(
             except ValidationError as error:
                 raise ValueError(f"{name}: {one_line(error)}") from None
         return self
+
+    def _refuse_a_target_of_other_releases(self) -> None:
+        """Refuse a target with a σ besides, with other private trainings, or below its parts."""
+        if self.target_epsilon is None:
+            if self.target_delta is not None:
+                raise ValueError("target_delta: belongs to target_epsilon, which is empty")
+            return
+        if self.noise_multiplier is not None:
+            raise ValueError("target_epsilon: noise_multiplier follows from it: set only one")
+        if self.more_trainings:
+            raise ValueError("target_epsilon: is of one private training: empty more_trainings")
+        if self._tunes_the_private_data_set:
+            raise ValueError(
+                "target_epsilon: does not divide ε with private fine-tuning: name a data set of "
+                "the labels in entities_dataset, or set noise_multiplier"
+            )
+        parts = [self.delta]
+        parts += [self.vocabulary_delta] if self.releases_private_words else []
+        parts += [self.phrases_delta] if self.phrases_epsilon else []
+        if math.fsum(parts) > (self.target_delta or 0.0):
+            raise ValueError(
+                f"target_delta: the δ of the parts sum to {math.fsum(parts):.3g}, above "
+                f"{self.target_delta:.3g}: leave them empty"
+            )
 
     def _refuse_kept_epochs_out_of_order(self) -> None:
         """Refuse epochs that do not rise, or two of which end after the same update."""

@@ -62,7 +62,7 @@ _CODE_OF_TRAINING = (
     "tasks.steps.training_files",  # rows, first weights, and kept models
     "dp_core.models.hugging_face",
 )
-_IF_SET = ("after", "asked", "kept_updates", "model_updates")  # hashed only if they are set
+_IF_SET = ("after", "asked", "kept_updates", "model_updates", "target")  # hashed only if set
 
 
 class RunContext(Config):
@@ -408,6 +408,13 @@ class Asked(Config):
     most_updates: int
 
 
+class CalibrationTarget(Config):
+    """The ε of a private training together with the other releases of its run, instead of σ."""
+
+    epsilon: float  # at the sum of the releases' δ
+    alongside: tuple[VocabularySpec | PhrasesSpec, ...]  # from the same data set
+
+
 class PretrainSpec(TrainingSpec):
     """Language-model pre-training on public or released text, with DP, or without privacy.
 
@@ -432,6 +439,7 @@ class PretrainSpec(TrainingSpec):
     extraction: ExtractionConfig = ExtractionConfig()
     asked: Asked | None = None  # bounds if an optimiser chose it
     kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
+    target: CalibrationTarget | None = None  # from which the plan's σ is calibrated
 
     @property
     def charged_as(self) -> PretrainSpec:
@@ -474,6 +482,8 @@ class PretrainSpec(TrainingSpec):
             raise ValueError("kept_updates: they must rise, and lie below updates")
         if self.asked:
             self._refuse_beyond_the_bounds(self.asked)
+        if self.target and (self.plan is None or self.plan.noise_multiplier is not None):
+            raise ValueError("target: replaces the noise multiplier of a private training")
         return self
 
     def _refuse_beyond_the_bounds(self, asked: Asked) -> None:
@@ -481,7 +491,7 @@ class PretrainSpec(TrainingSpec):
             raise ValueError("asked: only a training with DP is charged")
         if self.kept_updates:
             raise ValueError("asked: of an asked training the last model alone is released")
-        if self.plan.noise_multiplier < asked.least_noise_multiplier:
+        if (self.plan.noise_multiplier or 0.0) < asked.least_noise_multiplier:
             raise ValueError("asked: less noise than what is charged has")
         if self.updates > asked.most_updates:
             raise ValueError("asked: more updates than what is charged has")
@@ -508,7 +518,8 @@ class PretrainSpec(TrainingSpec):
         if self.plan is None:
             return {}
         sizes = {"batch_size": self.batches.batch_size, "updates": self.updates}
-        return sizes | {"σ": self.plan.noise_multiplier}
+        sigma = self.plan.noise_multiplier  # None: it follows from the target
+        return sizes | ({} if sigma is None else {"σ": sigma})
 
 
 class OfModelSpec(StepSpec):

@@ -105,6 +105,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     starts: ClassVar[Mapping[str, Point]] = {
         name: point.model_copy(update=NO_TRAINING) for name, point in JobSettings.starts.items()
     }
+    audited: ClassVar[bool] = False
 
     sweep_noise_multipliers: str = setting("0.6,1.0,2.0", "Noise multipliers σ", pattern=NUMBERS)
     sweep_batch_sizes: str = setting("128,256", "Batch sizes", pattern=WHOLE_NUMBERS)
@@ -179,7 +180,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
 
         It omits the number of points, because a longer search begins with the same points.
         """
-        settings = self.model_dump_json(exclude={"sweep_trials"})
+        settings = self.model_dump_json(exclude={"sweep_trials"}, exclude_none=True)
         return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
     def asked_point(self, values: Mapping[str, float]) -> Point:
@@ -294,6 +295,8 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     def _every_point_is_a_job(self) -> Self:
         if self.more_trainings:
             raise ValueError("more_trainings: a sweep lists its points in sweep_points")
+        if self.target_epsilon is not None:
+            raise ValueError("target_epsilon: a sweep varies σ, and so ε: empty it")
         if self.phrases_epsilon and self.private_start == "fresh":
             raise ValueError(
                 "phrases_epsilon: no training of a sweep begins with the phrases where "

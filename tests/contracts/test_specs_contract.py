@@ -1,7 +1,5 @@
 """The interface of orchestrator and steps: JSON specs, their hashes, and valid settings."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -124,6 +122,7 @@ ELSEWHERE = {
     "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
     "clip_quantile",  # with adaptive clipping only
     "checkpoint_every", "time_box_minutes",  # no weight depends on them
+    "target_delta",  # with a target ε only
     # with private fine-tuning only
     "finetune_privacy", "entities_declared_units", "class_names", "finetune_noise_multiplier",
     "finetune_clip_norm", "finetune_delta", "finetune_rows_per_unit",
@@ -164,6 +163,7 @@ def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
         "entity_types": {"entity_types": "problem"},
         "window_overlap": {"window_overlap": 0.25},
         "kept_epochs": {"kept_epochs": "1,2"},
+        "target_epsilon": {"target_epsilon": 20.0, "target_delta": 1e-5, "noise_multiplier": None},
         "membership_codes": {
             "membership_codes": "/x", "private_format": "text", "private_path": "/x",
             "private_dataset": "notes",
@@ -171,7 +171,7 @@ def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)
-    schema = JobSettings.model_json_schema()["properties"][field]
+    schema = JobSettings.form_schema()[field]
     choices = schema.get("enum") or ([True, False] if schema["type"] == "boolean" else [])
     other = next((v for v in choices if v != value), value * 2 if value else 7)
     change = changed.get(field) or {field: other}
@@ -252,7 +252,7 @@ def test_accepted_settings_make_valid_specs(field: str, together: dict[str, Any]
 
 
 def test_only_membership_steps_read_the_table_of_codes() -> None:
-    notes: dict[str, Any] = {**NOTES, "membership_units": 10}
+    notes: dict[str, Any] = {**NOTES, "membership_units": 10, "nonprivate": True}
     without = job_steps(JobSettings(**notes))
     steps = job_steps(JobSettings(**notes, membership_codes="/codes"))
     readers = {n for n, s in steps.items() if any(source.uri == "/codes" for source in s.sources)}
@@ -288,7 +288,7 @@ def test_checkpoint_settings_change_no_hash() -> None:
         ({"noise_bands": 2, "sampling": "truncated-poisson", "batch_cap": 300}, "poisson sampling"),
         ({"noise_bands": 2, "clipping": "adaptive"}, "needs a constant clip norm"),
         ({"noise_bands": 2, "first_batch_size": 64}, "batches of one expected size"),
-        ({"noise_bands": 24}, "above declared_units / 24"),
+        ({"noise_bands": 24, "batch_size": 256}, "above declared_units / 24"),
         ({"noise_bands": 20, "epochs": 0.1}, "noise_bands: more than the"),
         ({"first_batch_size": 1000}, "above batch_size"),
         ({"delta": 1e-3}, "declared_units"),

@@ -1,7 +1,5 @@
 """A small version of Kerrigan et al. 2020."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

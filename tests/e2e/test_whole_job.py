@@ -1,7 +1,5 @@
 """A tiny job on private text, run step by step, and a search of every file for its secrets."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

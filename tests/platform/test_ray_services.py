@@ -5,8 +5,6 @@ synchronised without fixed delays: the object store is paused while shards are c
 is killed while its host process computes an update.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess
@@ -35,6 +33,7 @@ SPECS = job_steps(
             "synthetic_patients": 1500,
             "declared_units": 1500,
             "vocabulary_source": "private",
+            "nonprivate": False,
             "corpus_shards": SHARDS,
             "data_version": f"ray-{uuid.uuid4().hex[:8]}",
         }

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -9,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_examples import (
-    DATA_FILES,
-    EARLIER,
-    TRAINING,
-    UNIT,
-    altered,
-    signed_again,
-)
+from evidence_examples import DATA_FILES, EARLIER, TRAINING, UNIT, altered, signed_again
 
 from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting.accountants import epsilon_pld

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import time
 from dataclasses import replace
@@ -14,13 +12,7 @@ from tasks.execution.contract import Stopped, _end_tracking
 from tasks.runtime.deployment import Deployment
 from tasks.tracking import event_log
 from tasks.tracking.event_log import AttemptEnded, Begun, EventLog, Identity, metric
-from tasks.tracking.mlflow import (
-    KEY_TAG,
-    OPERATOR,
-    PUBLIC,
-    send_all,
-    unsent,
-)
+from tasks.tracking.mlflow import KEY_TAG, OPERATOR, PUBLIC, send_all, unsent
 from tasks.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.

@@ -1,7 +1,5 @@
 """The charges of a run follow from its settings, and are registered completely or not at all."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,12 +1,13 @@
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dp_core.config.training import BatchConfig
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
@@ -104,3 +105,25 @@ def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> No
         assert (spec.public_model, bool(spec.init_uri)) == ("", True)
     with pytest.raises(BadInput, match="no such file"):
         start(tmp_path, public_model=str(tmp_path / "nowhere"))
+
+
+@given(
+    rows=st.lists(st.integers(1, 8), min_size=60, max_size=200),
+    missing=st.integers(0, 200),
+    most=st.integers(1, 8),
+    batch=st.integers(16, 60),
+    epochs=st.floats(0.5, 20),
+)
+def test_training_without_privacy_reads_its_epochs_over_the_real_rows(
+    rows: list[int], missing: int, most: int, batch: int, epochs: float
+) -> None:
+    declared = len(rows) + missing
+    settings = JobSettings(declared_units=declared, batch_size=16, nonprivate_batch_size=batch)
+    updates = settings.updates_after("nonprivate", epochs)
+    store = cast(Any, SimpleNamespace(unit_rows=np.cumsum([0, *rows])))
+    batches = BatchConfig(batch_size=batch, examples_per_step=most)
+    read = updates * pretrain.rows_per_update(store, batches, declared)
+    of_an_epoch = sum(min(count, most) for count in rows)
+    # Both the number of updates and the rows of an update are whole numbers.
+    slack = (updates + 1) * 0.5 + of_an_epoch * batch / declared
+    assert abs(read - epochs * of_an_epoch) <= slack

@@ -1,7 +1,5 @@
 """The script derives ε of every mechanism from the recorded events alone, by dp_accounting."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -245,7 +245,7 @@ def test_at_most_twenty_settings_are_outside_the_advanced_sections() -> None:
     fields = JobSettings.model_json_schema()["properties"]
     everyday = [name for name, field in fields.items() if "Advanced" not in field["section"]]
     assert len(everyday) <= 20
-    assert {"private_path", "unit", "noise_multiplier", "layers", "epochs"} <= set(everyday)
+    assert {"private_path", "unit", "target_epsilon", "layers", "epochs"} <= set(everyday)
 
 
 @pytest.mark.parametrize("made_up", [True, False])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -12,12 +10,7 @@ from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Operator
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.mechanisms import (
-    PoissonGaussian,
-    PrivacyUnit,
-    Unaccounted,
-    compose,
-)
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted, compose
 from dp_core.privacy.statement import PrivacyStatement, privacy_statement
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.points import DP_MODEL
@@ -25,13 +18,7 @@ from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of
 from tasks.report.models_table import models_table
 from tasks.report.page import verdict
-from tasks.results import (
-    STATEMENT_DATA,
-    STATEMENT_WORDS,
-    Input,
-    refuse_own_model,
-    write_statement,
-)
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, Input, refuse_own_model, write_statement
 
 RELEASE = record("entry-1", PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT))
 

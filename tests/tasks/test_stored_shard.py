@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import uuid
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -8,14 +6,7 @@ import pytest
 
 from dp_core.cluster.node import make_secrets
 from dp_core.cluster.ray_cluster import RayCluster
-from dp_core.data.corpus import (
-    Document,
-    Shard,
-    documents_of,
-    read_shard,
-    shards_of,
-    write_corpus,
-)
+from dp_core.data.corpus import Document, Shard, documents_of, read_shard, shards_of, write_corpus
 from dp_core.errors import BadInput
 from tasks import context as contexts
 from tasks.context import StepContext, StoredShard

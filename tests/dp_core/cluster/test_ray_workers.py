@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -15,15 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from child_processes import alive, wait_for
-from cluster_functions import (
-    Echo,
-    Gate,
-    HostGate,
-    HostRefusal,
-    broken,
-    environment,
-    process,
-)
+from cluster_functions import Echo, Gate, HostGate, HostRefusal, broken, environment, process
 from map_conformance import MapConformance, Squared, corpora, expected
 
 from dp_core.cluster.ray_cluster import RayCluster

@@ -3,8 +3,6 @@
 `make test-transformers` installs its environment and runs this; otherwise these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

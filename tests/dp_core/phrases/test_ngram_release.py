@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -14,12 +12,7 @@ from hypothesis import strategies as st
 from dp_core.config.privacy import MechanismName
 from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput, PlanError
-from dp_core.phrases.ngram_release import (
-    Candidates,
-    PhrasePlan,
-    calibrate,
-    release_phrases,
-)
+from dp_core.phrases.ngram_release import Candidates, PhrasePlan, calibrate, release_phrases
 from dp_core.privacy.accounting.accountants import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,

@@ -4,8 +4,6 @@ No test uses the product's formulas: for small mechanisms, the output distributi
 times, keep the best" is summed over K for every outcome, and its Rényi divergence over outcomes.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -3,8 +3,6 @@
 `make test-jax-privacy` sets up its environment and runs these tests, which are otherwise skipped.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -17,10 +15,7 @@ from mechanism_examples import power_strategy
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
-from dp_core.privacy.matrix_factorization import (
-    Workload,
-    least_error_strategy,
-)
+from dp_core.privacy.matrix_factorization import Workload, least_error_strategy
 from dp_core.privacy.mechanisms import CyclicPoissonGaussian
 
 ROOT = Path(__file__).parents[3]

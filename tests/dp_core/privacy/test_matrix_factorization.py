@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -18,11 +16,7 @@ from scipy.linalg import toeplitz
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.accounting.calibration import (
-    least_error,
-    with_bands,
-    workload_error,
-)
+from dp_core.privacy.accounting.calibration import least_error, with_bands, workload_error
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase
 from dp_core.privacy.matrix_factorization import (

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -16,12 +14,7 @@ from dp_core.privacy.batch_selection import (
     PoissonSampling,
     TruncatedPoissonSampling,
 )
-from dp_core.privacy.execution_plan import (
-    RANGE,
-    AdaptiveClipping,
-    BatchPhase,
-    growing_batches,
-)
+from dp_core.privacy.execution_plan import RANGE, AdaptiveClipping, BatchPhase, growing_batches
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     MechanismEvent,

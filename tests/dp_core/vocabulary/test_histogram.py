@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -68,7 +66,7 @@ def test_plan_that_claims_too_much_is_refused() -> None:
 
 
 def test_paper_mode_states_printed_and_true_delta() -> None:
-    """The other figures are rows of the paper's table (`test_hoory2021.py`)."""
+    """The other figures are rows of the paper's table (`test_paper_table.py`)."""
     paper = paper_parameters()
     assert paper.lone_word == pytest.approx(4.6e-7, rel=0.01)
     assert paper.right_delta <= 1e-9

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -16,20 +14,12 @@ from benchmarks.selection_mechanisms import SHAPES, calibrated, comparison_plan
 from benchmarks.vocabulary_corpora import item_sets
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.discrete_gaussian import (
-    discrete_gaussian,
-    lattice_deviation,
-    lattice_gaussian,
-)
+from dp_core.privacy.discrete_gaussian import discrete_gaussian, lattice_deviation, lattice_gaussian
 from dp_core.privacy.mechanisms import NoisedWeights
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
 from dp_core.vocabulary.partition_selection import Counted, Elimination
-from dp_core.vocabulary.selection_calibration import (
-    _elimination,
-    paper_parameters,
-    selection_plan,
-)
+from dp_core.vocabulary.selection_calibration import _elimination, paper_parameters, selection_plan
 
 SEED = PrivacySeed.fixed(3)
 Held = list[set[str]]
