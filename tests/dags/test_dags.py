@@ -173,7 +173,7 @@ def test_last_task_of_a_run_follows_from_its_form(dags, monkeypatch):
     from dags.dp_sweep import PLAN
 
     monkeypatch.setattr(settings, "PAGE", 1)
-    grid = {"sweep_noise_multipliers": "1,2", "sweep_batch_sizes": "256"}
+    grid = {"sweep_noise_multipliers": "1,2", "sweep_batch_sizes": "256", "sweep_epochs": "5"}
     assert PLAN.last_task(grid | {"plan_only": True}) == "budget"
     assert [PLAN.last_task(grid | {"page": page}) for page in (1, 2)] == ["start_page", "report"]
 
