@@ -124,7 +124,7 @@ class AdaptiveDefaults(BaseModel):
         empty = [name for name, delta in given.items() if delta is None]
         weights = sum(_DELTA_WEIGHTS[name] for name in empty)
         shares = {name: left * _DELTA_WEIGHTS[name] / weights for name in empty}
-        return {name: rounded_down(share) for name, share in shares.items() if share > 0}
+        return {n: min(share, rounded_down(share)) for n, share in shares.items() if share > 0}
 
 
 def default_delta(declared_units: int) -> float:
