@@ -71,7 +71,7 @@ def command(
     advice = _advice(values, epsilon, delta)
     if written is not None:
         _write(advice, values, written)
-    answer = to_json(advice) | {"next": _next_commands(advice, values, written, options)}
+    answer = to_json(advice) | {"next": _next_commands(advice, written) if written else []}
     write_answer(answer, lambda: _show(advice, answer))
 
 
@@ -236,30 +236,19 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
     click.echo(advice.verdict)
     if advice.phrases_instead:
         click.echo(advice.phrases_instead)
-    click.echo("To run it:" if answer["next"] else "The settings are the advised ones already.")
-    for line in answer["next"]:
-        click.echo(f"  {line}")
+    if answer["next"]:
+        click.echo("\n  ".join(["To run it:", *answer["next"]]))
+    elif advice.changes:
+        options = " ".join(f"--set {name}={value}" for name, value in advice.changes.items())
+        click.echo(f"To run it:  confide run … {options}")
+    else:
+        click.echo("The settings are the advised ones already.")
 
 
-def _next_commands(
-    advice: Advice, values: dict[str, Any], written: Path | None, options: dict[str, Any]
-) -> list[str]:
-    """Return the commands that run the plan, quoted for a shell."""
+def _next_commands(advice: Advice, written: Path) -> list[str]:
+    """Return the commands that run the written plan, quoted for a shell."""
     settings, dataset = advice.settings, advice.settings.private_dataset
-    if not advice.changes and written is None:
-        return []
-    words = ["confide", "run", *(["--settings", str(written)] if written else [])]
-    if written is None:
-        words += ["--preset", options["preset"]] if options["preset"] else []
-        words += ["--settings", str(options["file"])] if options["file"] else []
-        shown = {name: "" for name in TARGET if name in values} | advice.changes
-        named = [word for word in options["words"] if word.partition("=")[0] not in shown]
-        if options_units := values.get("declared_units"):
-            named = [w for w in named if not w.startswith("declared_units=")]
-            shown = {"declared_units": options_units} | shown
-        named += [f"{name}={'' if value is None else value}" for name, value in shown.items()]
-        words += [part for word in named for part in ("--set", word)]
-    run = shlex.join(words)
+    run = f"confide run --settings {shlex.quote(str(written))}"
     if settings.private_path == NO_PATH:
         run += " --set private_format=FORMAT --set private_path=FILE  (confide init FILE)"
     if advice.decision is not None or settings.made_up:
