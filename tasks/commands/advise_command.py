@@ -60,11 +60,14 @@ def command(
 ) -> None:
     """Recommend batch, noise and vocabulary for a privacy budget, with the expected result.
 
-    A number of units and an ε are enough: confide advise --units 116 --epsilon 8. The command
-    starts from the same settings as `confide run`; epochs is the compute. The plan fits the
-    registered budget of private_dataset, if one exists: all of it or the remaining part, unless
-    --epsilon and --delta are smaller. Without any ε, the budget is the cost of the present
-    settings. No private text is read, and nothing is charged.
+    A number of units and an ε are enough. The command starts from the same settings as
+    `confide run`; epochs is the compute. The plan fits the registered budget of private_dataset,
+    if one exists: all of it or the remaining part, unless --epsilon and --delta are smaller.
+    Without any ε, the budget is the cost of the present settings. No private text is read, and
+    nothing is charged.
+
+    Example:
+      confide advise --units 116 --epsilon 8
     """
     values = values_of_options(JobSettings, **options)
     values |= {} if units is None else {"declared_units": units}

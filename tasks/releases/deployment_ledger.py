@@ -293,6 +293,13 @@ def plans_given_back(deployment: Deployment, run_key: str) -> Iterator[list[str]
                 file.unlink(missing_ok=True)
 
 
+def charged_by_run(deployment: Deployment, run_key: str) -> int:
+    """Return the number of releases that a run has charged to its data sets."""
+    ledger = open_ledger(deployment)
+    entries = (entry for dataset in ledger.datasets() for entry in ledger.history(dataset))
+    return len({entry.id for entry in entries if entry.run == run_key and entry.charged})
+
+
 def killed_runs(deployment: Deployment) -> frozenset[str]:
     """Return the keys of runs that were killed, and whose plans the next run will give back."""
     return frozenset(key for key, _ in _killed(deployment.home / _RUNS))
