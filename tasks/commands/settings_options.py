@@ -52,13 +52,14 @@ def settings_from(kind: type[S], **given: Any) -> S:
     `CONFIDE_LAUNCHER` is ignored here, because it only concerns Airflow.
 
     Raises:
-        BadInput: as `settings_of_options`; or a path does not exist, a public file is not declared,
-            or the steps' environment lacks the device.
+        BadInput: as `settings_of_options`; or a path does not exist, a table lacks a column, a
+            public file is not declared, or the steps' environment lacks the device.
     """
     settings, deployment = settings_of_options(kind, **given), Deployment.from_environment()
     if missing := missing_file(settings):
         name, reason = missing
         raise BadInput(reason, where=name)
+    _refuse_missing_columns(settings)
     if settings.device in ("gpu", "tpu") and _processor_only(deployment):
         raise BadInput(
             f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}",
@@ -74,6 +75,34 @@ def settings_from(kind: type[S], **given: Any) -> S:
         deployment.prepare()
         refuse_undeclared(local, deployment)
     return settings
+
+
+def _refuse_missing_columns(settings: JobSettings) -> None:
+    """Refuse a table on this machine without the columns that its settings name.
+
+    Only its header is read.
+
+    Raises:
+        BadInput: names the setting, and the columns that the table has.
+    """
+    for role in ("private", "public"):
+        format, path, columns = (
+            getattr(settings, f"{role}_{part}") for part in ("format", "path", "columns")
+        )
+        if format in ("synthetic", "text") or "://" in path:
+            continue
+        from dp_core.data.readers.tables import columns_of, layout_of  # imports pyarrow
+
+        try:
+            found = columns_of(Path(path), format=format, layout=layout_of(format, columns))
+        except BadInput as error:
+            raise BadInput(error.what, where=f"{role}_columns", fix=error.fix) from None
+        if role == "private" and settings.unit == "patient" and "patient" not in found:
+            raise BadInput(
+                "the unit is the patient, and no column of patients is named or recognised",
+                where="private_columns",
+                fix="Name it (patient:COLUMN), or protect the unit `document`.",
+            )
 
 
 def settings_of_options(
