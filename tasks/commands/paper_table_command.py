@@ -69,7 +69,11 @@ class PaperRow:
 @click.command("paper-table")
 @as_json
 def command() -> None:
-    """Recompute the papers' figures: the printed value and the true one for its parameters."""
+    """Recompute the papers' figures: the printed value and the true one for its parameters.
+
+    Example:
+      confide paper-table
+    """
     rows = [asdict(row) for row in paper_table()]
     write_answer(rows, lambda: _show(rows))
 

@@ -258,12 +258,13 @@ def test_no_cut_and_no_mixture_changes_a_line(size: int, seed: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _sockets() -> Iterator[None]:
+def _sockets(request: pytest.FixtureRequest) -> Iterator[None]:
     """Garbage-collect attached sockets, which the client leaves open until its process ends."""
     yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    if "engine" in request.fixturenames:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 def _client() -> Any | None:

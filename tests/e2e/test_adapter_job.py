@@ -14,7 +14,6 @@ from tasks import cli
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import PretrainSpec
-from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
@@ -26,8 +25,8 @@ NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_
 
 
 def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
-    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    untracked, monkeypatch, capfd
+):
     steps = job_steps(SETTINGS)
     public, private = steps["Public text only / pretraining"], steps["With DP / pretraining"]
     assert isinstance(public, PretrainSpec)

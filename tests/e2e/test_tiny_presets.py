@@ -67,7 +67,7 @@ def write_corpora(folder: Path) -> None:
         (folder / "i2b2" / f"r{number}.con").write_text("\n".join(concepts) + "\n")
 
 
-def test_combination_of_table_2_runs_at_small_size(tmp_path: Path):
+def test_combination_of_table_2_runs_at_small_size(tmp_path):
     """The files, unit, vocabulary, folds and baselines of the full-size preset; smaller numbers."""
     write_corpora(tmp_path)
     settings = {
@@ -87,7 +87,7 @@ def test_combination_of_table_2_runs_at_small_size(tmp_path: Path):
 
 
 @pytest.mark.parametrize("preset", TINY)
-def test_preset_ends_with_a_table_of_costs_and_scores(preset: str, tmp_path: Path):
+def test_preset_ends_with_a_table_of_costs_and_scores(preset, tmp_path):
     job = "dp_bert" if preset in presets_of(JobSettings) else "dp_sweep"
     answer = json.loads(confide(tmp_path, "run", job, "--preset", preset, "--json"))
     table = answer["table"]

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,9 +81,7 @@ def case(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: Non
     return Case(deployment, monkeypatch)
 
 
-def test_result_is_written_last_and_states_outputs_metrics_and_facts(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_result_is_written_last_and_states_outputs_metrics_and_facts(case, capsys):
     seen: list[set[str]] = []
     write = Store.write
 
@@ -108,9 +105,7 @@ def test_result_is_written_last_and_states_outputs_metrics_and_facts(
     assert not case.left.exists()
 
 
-def test_finished_step_is_not_run_again_and_loses_the_work_folder_left_by_a_kill(
-    case: Case,
-) -> None:
+def test_finished_step_is_not_run_again_and_loses_the_work_folder_left_by_a_kill(case):
     assert case.run() == 0
     (case.left / "out").mkdir(parents=True)
     (case.left / "out" / "made.txt").write_text(SECRET)
@@ -122,7 +117,7 @@ def test_finished_step_is_not_run_again_and_loses_the_work_folder_left_by_a_kill
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_copy_of_the_source_is_removed_after_the_comparison(case: Case, changed: bool) -> None:
+def test_copy_of_the_source_is_removed_after_the_comparison(case, changed):
     def compares(spec: CanariesSpec, result: StepResult, context: StepContext) -> None:
         (context.durable / "source").write_text(SECRET)
         if changed:
@@ -137,7 +132,7 @@ def test_copy_of_the_source_is_removed_after_the_comparison(case: Case, changed:
     assert not list(case.deployment.work.rglob("source"))
 
 
-def test_result_with_missing_parts_is_made_again(case: Case) -> None:
+def test_result_with_missing_parts_is_made_again(case):
     missing = ["σ=1"]
     answer = {"table": 1, "missing": missing}
     case.does(lambda spec, context: StepOutput(outputs={}, facts=answer))
@@ -159,9 +154,7 @@ def test_result_with_missing_parts_is_made_again(case: Case) -> None:
         (OSError(28, "No space left on device", SECRET), 1),
     ],
 )
-def test_failure_is_one_line_with_an_exit_code_and_no_result(
-    case: Case, capsys: pytest.CaptureFixture[str], error: Exception, code: int
-) -> None:
+def test_failure_is_one_line_with_an_exit_code_and_no_result(case, capsys, error, code):
     case.fails(error)
     assert case.run() == code
     output = capsys.readouterr()
@@ -187,10 +180,7 @@ def test_failure_is_one_line_with_an_exit_code_and_no_result(
         (contract.Stopped(), contract.STOPPED),
     ],
 )
-def test_tracking_on_a_full_disk_keeps_the_exit_code(
-    case: Case, error: BaseException, code: int
-) -> None:
-
+def test_tracking_on_a_full_disk_keeps_the_exit_code(case, error, code):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -200,7 +190,7 @@ def test_tracking_on_a_full_disk_keeps_the_exit_code(
     assert case.run() == code
 
 
-def test_retry_continues_in_the_same_work_folder(case: Case) -> None:
+def test_retry_continues_in_the_same_work_folder(case):
     def first(spec: CanariesSpec, context: StepContext) -> StepOutput:
         context.measure("epsilon", Public(1.0), 1)
         (context.durable / "checkpoint").write_text("half-way")
@@ -221,9 +211,7 @@ def test_retry_continues_in_the_same_work_folder(case: Case) -> None:
     assert not (case.output / "stale").exists()
 
 
-def test_invalid_spec_is_refused_with_the_reason(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_spec_is_refused_with_the_reason(case, capsys):
     whole = json.loads(case.spec.model_dump_json())
     for name, change, reason in (
         ("canaries", {"unknown": 1}, "unknown setting"),
@@ -236,9 +224,7 @@ def test_invalid_spec_is_refused_with_the_reason(
     assert contract.main("canaries", "/no/such/spec.json") == 2
 
 
-def test_private_input_cannot_be_used_as_made_up(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_private_input_cannot_be_used_as_made_up(case, capsys):
     private = case.spec_with(made_up=False)
     assert run(private) == 0
 
@@ -253,7 +239,7 @@ def test_private_input_cannot_be_used_as_made_up(
     assert run(case.spec_with(vocabulary_uri=f"{case.deployment.store}/none/0")) == 2
 
 
-def test_stopped_step_ends_at_once_and_leaves_no_result(case: Case, tmp_path: Path) -> None:
+def test_stopped_step_ends_at_once_and_leaves_no_result(case, tmp_path):
     (tmp_path / "spec.json").write_text(case.spec.model_dump_json())
     script = textwrap.dedent(
         f"""

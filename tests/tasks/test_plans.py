@@ -18,7 +18,6 @@ from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import (
     CyclicPoissonGaussian,
-    MechanismEvent,
     NeighboringRelation,
     PoissonGaussian,
     PrivacyUnit,
@@ -62,9 +61,7 @@ def steps_of(**settings: Any) -> dict[str, Any]:
         ({"sampling": "truncated-poisson", "batch_cap": 300}, TruncatedPoissonGaussian),
     ],
 )
-def test_job_charges_the_event_of_its_sampling_and_composes_the_total(
-    settings: dict[str, Any], kind: type[MechanismEvent]
-) -> None:
+def test_job_charges_the_event_of_its_sampling_and_composes_the_total(settings, kind):
     steps = steps_of(**settings)
     vocabulary, training = steps["vocabulary"], steps["With DP / pretraining"]
     assert isinstance(vocabulary, VocabularySpec) and isinstance(training, PretrainSpec)
@@ -82,14 +79,14 @@ def test_job_charges_the_event_of_its_sampling_and_composes_the_total(
     assert delta == pytest.approx(sum(r.delta for r in records))
 
 
-def test_releases_of_different_neighbouring_relations_have_no_total() -> None:
+def test_releases_of_different_neighbouring_relations_have_no_total():
     histogram = ThresholdedHistogram(64, 80.0, 600, unit=PrivacyUnit.PATIENT)
     shuffled = ShuffledGaussian(2.0, 3, unit=PrivacyUnit.PATIENT)
     (total,) = reporting.totals([record(event.kind, event) for event in (histogram, shuffled)])
     assert (total.epsilon, total.delta) == (None, 2e-6)
 
 
-def test_noise_bands_determine_sampling_noise_and_charge() -> None:
+def test_noise_bands_determine_sampling_noise_and_charge():
     plans = {
         bands: training_plan(steps_of(noise_bands=bands, epochs=20)["With DP / pretraining"])
         for bands in (0, 1, 4)
@@ -115,9 +112,7 @@ def _registered(deployment: Deployment, epsilon: float, **more: Any) -> Ledger:
     return ledger
 
 
-def test_registered_run_is_charged_once(
-    deployment: Deployment,
-) -> None:
+def test_registered_run_is_charged_once(deployment):
     ledger = _registered(deployment, 20.0)
     spec = steps_of()["budget"]
     assert isinstance(spec, BudgetSpec)
@@ -146,9 +141,7 @@ def test_registered_run_is_charged_once(
 
 
 @pytest.mark.parametrize("relation", NeighboringRelation)
-def test_budget_admits_only_jobs_of_its_neighbouring_relation(
-    deployment: Deployment, relation: NeighboringRelation
-) -> None:
+def test_budget_admits_only_jobs_of_its_neighbouring_relation(deployment, relation):
     ledger = _registered(deployment, 400.0, relation=relation)
     if relation is NeighboringRelation.ADD_REMOVE:
         register_plans(bench_of(deployment), steps_of()["budget"].charged)
@@ -159,9 +152,7 @@ def test_budget_admits_only_jobs_of_its_neighbouring_relation(
         assert not ledger.history("notes")
 
 
-def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(
-    deployment: Deployment,
-) -> None:
+def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(deployment):
     ledger = _registered(deployment, 400.0)
     ledger.register_dataset("labels", PrivacyUnit.PATIENT, 0.01, 1e-5)
     labels = LABELS | {"entities_patients": "/p.csv", "entities_dataset": "labels"}
@@ -171,7 +162,7 @@ def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(
     assert ledger.history("labels") == []
 
 
-def test_plan_until_an_update_contains_only_earlier_updates() -> None:
+def test_plan_until_an_update_contains_only_earlier_updates():
     plan = ExecutionPlan(
         unit=PrivacyUnit.PATIENT,
         declared_units=100,
@@ -190,7 +181,7 @@ def test_plan_until_an_update_contains_only_earlier_updates() -> None:
     }
 
 
-def test_noise_reduction_settings_reach_private_trainings_only() -> None:
+def test_noise_reduction_settings_reach_private_trainings_only():
     steps = steps_of(
         examples_per_step=2, maskings_per_example=3, noise_floor=0.5,
         entities_format="i2b2", entities_train=__file__, entities_test=__file__,
@@ -216,7 +207,7 @@ def test_noise_reduction_settings_reach_private_trainings_only() -> None:
     assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)
 
 
-def test_examples_per_step_are_bounded_by_the_rows_of_a_unit() -> None:
+def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():
     spec = steps_of(examples_per_step=4)["With DP / pretraining"]
     assert training_plan(spec).examples_per_step == 4
     assert training_plan(spec, 3).examples_per_step == 3
@@ -224,7 +215,7 @@ def test_examples_per_step_are_bounded_by_the_rows_of_a_unit() -> None:
     assert training_plan(alone, 3).examples_per_step == 1
 
 
-def test_maskings_are_refused_for_trainings_without_masks_or_dp() -> None:
+def test_maskings_are_refused_for_trainings_without_masks_or_dp():
     with pytest.raises(ValueError, match=r"maskings_per_example.*masks nothing"):
         steps_of(model_kind="gpt2", maskings_per_example=2)
     steps = steps_of()
@@ -256,12 +247,12 @@ TOO_MUCH: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", TOO_MUCH)
-def test_settings_with_a_too_large_total_delta_are_refused(wrong: dict[str, Any]) -> None:
+def test_settings_with_a_too_large_total_delta_are_refused(wrong):
     with pytest.raises(ValidationError, match="publishing one unit whole"):
         JobSettings.model_validate(PRIVATE | wrong)
 
 
-def test_total_delta_counts_all_points_of_a_sweep() -> None:
+def test_total_delta_counts_all_points_of_a_sweep():
     twelve = PRIVATE | {"delta": 2e-5}
     JobSettings.model_validate(twelve)
     with pytest.raises(ValidationError, match="12 models"):
@@ -269,7 +260,7 @@ def test_total_delta_counts_all_points_of_a_sweep() -> None:
     SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model is released
 
 
-def test_settings_never_underestimate_the_charged_delta() -> None:
+def test_settings_never_underestimate_the_charged_delta():
     settings = JobSettings.model_validate(PRIVATE)
     charged = planned_release(steps_of()["vocabulary"]).delta
     assert charged <= settings.vocabulary_delta <= charged * 1.02
@@ -287,7 +278,7 @@ def of_delta(spec: VocabularySpec, delta: float) -> VocabularySpec:
     return spec.model_copy(update={"config": config})
 
 
-def test_spec_with_a_too_large_delta_is_refused_by_its_step() -> None:
+def test_spec_with_a_too_large_delta_is_refused_by_its_step():
     vocabulary = steps_of()["vocabulary"]
     for delta, relation in ((0.01, "add-or-remove-one"), (1e-4, "replace-one")):
         spec = of_delta(vocabulary, delta).model_copy(update={"relation": relation})
@@ -302,7 +293,7 @@ def test_spec_with_a_too_large_delta_is_refused_by_its_step() -> None:
         refuse_large_deltas([training], [released("notes", 1e-4)])
 
 
-def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment: Deployment) -> None:
+def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment):
     """A sweep counts the δ of every point, and a run the δ of vocabulary and training."""
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     run = steps_of(delta=1e-4)["budget"]
@@ -323,7 +314,7 @@ def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment: Deplo
     assert not Ledger.open(deployment.ledger).history("notes")
 
 
-def test_statement_makes_no_claim_at_a_delta_above_one_over_units() -> None:
+def test_statement_makes_no_claim_at_a_delta_above_one_over_units():
     for units, private in ((0, True), (900, True), (1100, False)):
         release = record("1", EVENT, delta=1e-3, declared_units=units)
         statement = privacy_statement([release])
@@ -332,12 +323,12 @@ def test_statement_makes_no_claim_at_a_delta_above_one_over_units() -> None:
         assert ("differentially private**" in statement.words) is private
 
 
-def test_vocabulary_calibration_checks_delta_against_units() -> None:
+def test_vocabulary_calibration_checks_delta_against_units():
     with pytest.raises(PlanError, match="1/50000"):
         calibrate(2.0, 1e-3, 16, declared_units=50_000)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1e-6, math.nan, math.inf])
-def test_invalid_delta_is_refused(delta: float) -> None:
+def test_invalid_delta_is_refused(delta):
     with pytest.raises(PlanError):
         refuse_large_delta([delta], 100, "δ")

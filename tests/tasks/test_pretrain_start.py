@@ -52,13 +52,13 @@ def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
-def test_fresh_model_has_the_requested_kind(tmp_path: Path, kind: str) -> None:
+def test_fresh_model_has_the_requested_kind(tmp_path, kind):
     model = start(tmp_path, model_kind=kind)
     assert model.config.kind == kind
     assert (model.config.layers, model.config.hidden) == (1, 64)
 
 
-def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path: Path) -> None:
+def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
     wordpiece.save(theirs, public)
@@ -80,9 +80,7 @@ def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path: 
 
 
 @pytest.mark.parametrize(("kind", "other"), [("bert", "GPT-2"), ("gpt2", "BERT")])
-def test_public_model_of_another_architecture_is_refused(
-    tmp_path: Path, kind: str, other: str
-) -> None:
+def test_public_model_of_another_architecture_is_refused(tmp_path, kind, other):
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
     wordpiece.save(theirs, public)
@@ -96,7 +94,7 @@ def test_public_model_of_another_architecture_is_refused(
     assert start(tmp_path, public_model=str(public), model_kind=right).config.kind == right
 
 
-def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> None:
+def test_private_trainings_start_from_the_public_step_only(tmp_path):
     steps = job_steps(JobSettings(public_model="/bert"))
     modes: tuple[Mode, ...] = ("dp", "nonprivate")
     for mode in modes:
@@ -115,8 +113,8 @@ def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> No
     epochs=st.floats(0.5, 20),
 )
 def test_training_without_privacy_reads_its_epochs_over_the_real_rows(
-    rows: list[int], missing: int, most: int, batch: int, epochs: float
-) -> None:
+    rows, missing, most, batch, epochs
+):
     declared = len(rows) + missing
     settings = JobSettings(declared_units=declared, batch_size=16, nonprivate_batch_size=batch)
     updates = settings.updates_after("nonprivate", epochs)

@@ -32,9 +32,7 @@ def prepared(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
-def test_interrupted_training_has_one_charge_and_the_same_bits(
-    prepared: Prepared, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_training_has_one_charge_and_the_same_bits(prepared, capfd):
     def run(**changes: object) -> tuple[int, str]:
         code = step.main("pretrain", str(prepared.file(**changes)))
         return code, capfd.readouterr().err

@@ -1,7 +1,5 @@
 """A job with a target ε: σ and the parts follow from it, and the run costs at most that much."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -20,7 +18,6 @@ from tasks.protocol.specs import PretrainSpec
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import plans_of, refuse_unfit_plans
 from tasks.releases.training_advice import RunReleases
-from tasks.runtime.deployment import Deployment
 
 WARD: dict[str, Any] = {
     "private_format": "jsonl", "private_path": "/x/notes.jsonl", "private_dataset": "ward",
@@ -38,9 +35,7 @@ def ward(**changes: Any) -> JobSettings:
     epsilon=st.floats(0.5, 10).map(lambda epsilon: float(f"{epsilon:.3g}")),
     delta=st.one_of(st.none(), st.floats(-9, -6).map(lambda power: float(f"{10**power:.3g}"))),
 )
-def test_run_costs_at_most_its_target(
-    units: int, epsilon: float, delta: float | None, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_run_costs_at_most_its_target(units, epsilon, delta, tmp_path_factory):
     """The decision is the ledger's, for a budget of exactly the target."""
     job = ward(declared_units=units, target_epsilon=epsilon, target_delta=delta)
     most = job.target_delta
@@ -55,7 +50,7 @@ def test_run_costs_at_most_its_target(
     assert 0.98 * most <= releases.delta <= most
 
 
-def test_phrases_are_part_of_the_target() -> None:
+def test_phrases_are_part_of_the_target():
     job = ward(declared_units=1000, target_epsilon=6.0, phrases_per_unit=20)
     assert job.phrases_epsilon == 4.5 and job.vocabulary_epsilon == 1.5
     releases = RunReleases.of(job)
@@ -70,9 +65,7 @@ def test_phrases_are_part_of_the_target() -> None:
     total=st.one_of(st.none(), st.floats(1e-12, 1e-3)),
     vocabulary=st.sampled_from(["public+private", "public"]),
 )
-def test_parts_share_the_target_delta(
-    units: int, epsilon: float, total: float | None, vocabulary: str
-) -> None:
+def test_parts_share_the_target_delta(units, epsilon, total, vocabulary):
     given_settings = AdaptiveDefaults(
         declared_units=units, target_epsilon=epsilon, target_delta=total,
         vocabulary_source=vocabulary, private_format="jsonl",
@@ -85,11 +78,11 @@ def test_parts_share_the_target_delta(
 
 
 @given(units=st.integers(10, 10**9))
-def test_default_delta_is_at_most_a_hundredth_of_one_in_the_units(units: int) -> None:
+def test_default_delta_is_at_most_a_hundredth_of_one_in_the_units(units):
     assert 0.1 < 100 * units * default_delta(units) <= 1.0000001
 
 
-def test_recorded_settings_of_a_target_give_the_same_run() -> None:
+def test_recorded_settings_of_a_target_give_the_same_run():
     job = ward(declared_units=116, target_epsilon=8.0)
     steps = job_steps(job)
     again = JobSettings.model_validate(steps["report"].run_settings)
@@ -110,14 +103,12 @@ def test_recorded_settings_of_a_target_give_the_same_run() -> None:
         ({"target_epsilon": 0}, "greater than or equal to 0.01"),
     ],
 )
-def test_settings_that_contradict_a_target_are_refused(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_settings_that_contradict_a_target_are_refused(changes, reason):
     with pytest.raises(ValidationError, match=reason):
         ward(**{"declared_units": 116, "target_epsilon": 8.0, **changes})
 
 
-def test_sweep_with_a_target_is_refused() -> None:
+def test_sweep_with_a_target_is_refused():
     with pytest.raises(ValidationError, match="target_epsilon: a sweep varies σ"):
         SweepSettings(target_epsilon=8.0)
 
@@ -126,7 +117,7 @@ def test_sweep_with_a_target_is_refused() -> None:
 
 
 @pytest.mark.parametrize("units", [60, 116, 300, 1000, 6000])
-def test_defaults_of_private_text_fit_the_number_of_units(units: int) -> None:
+def test_defaults_of_private_text_fit_the_number_of_units(units):
     job = ward(declared_units=units)
     assert job.batch_size == min(256, units // 8)
     assert job.audit_canaries == (units // 10 if units >= 300 else 0)
@@ -139,7 +130,7 @@ def test_defaults_of_private_text_fit_the_number_of_units(units: int) -> None:
     assert JobSettings.model_validate(job.model_dump()) == job
 
 
-def test_defaults_of_made_up_text_are_those_of_the_demo() -> None:
+def test_defaults_of_made_up_text_are_those_of_the_demo():
     job = JobSettings()
     assert (job.batch_size, job.noise_multiplier, job.delta) == (256, 0.875, 1e-6)
     assert (job.nonprivate, job.entities_format, job.audit_canaries) == (True, "synthetic", 0)
@@ -147,7 +138,7 @@ def test_defaults_of_made_up_text_are_those_of_the_demo() -> None:
     assert JobSettings(declared_units=116).synthetic_patients == 116
 
 
-def test_given_settings_are_kept() -> None:
+def test_given_settings_are_kept():
     chosen = {"batch_size": 20, "nonprivate": True, "audit_canaries": 3, "holdout": 0.2}
     job = ward(declared_units=60, **chosen)
     assert {name: getattr(job, name) for name in chosen} == chosen
@@ -155,9 +146,7 @@ def test_given_settings_are_kept() -> None:
 
 
 @pytest.mark.usefixtures("at_home")
-def test_unregistered_data_set_is_refused_with_the_command_that_registers_it(
-    deployment: Deployment,
-) -> None:
+def test_unregistered_data_set_is_refused_with_the_command_that_registers_it(deployment):
     job = ward(declared_units=116, target_epsilon=8.0)
     command = r"confide ledger register ward --unit patient --epsilon 8 --delta 1e-05"
     with pytest.raises(Exception, match=command):

@@ -58,7 +58,7 @@ class TestConformance(MapConformance):
         return ray
 
 
-def test_shards_are_computed_in_both_workers(ray: RayCluster) -> None:
+def test_shards_are_computed_in_both_workers(ray):
     processes = set(ray.map(process, range(8)))
     assert len(processes) == 2 and os.getpid() not in processes
 
@@ -68,9 +68,7 @@ def calls(folder: Path) -> list[tuple[int, int]]:
     return sorted((int(shard), int(pid)) for shard, pid in (name.split(".") for name in names))
 
 
-def test_shard_of_killed_worker_is_counted_once_by_another_worker(
-    ray: RayCluster, tmp_path: Path
-) -> None:
+def test_shard_of_killed_worker_is_counted_once_by_another_worker(ray, tmp_path):
     with ThreadPoolExecutor(1) as threads:
         job = threads.submit(lambda: list(ray.map(Gate(tmp_path), range(6))))
         wait_for(lambda: len({pid for _, pid in calls(tmp_path)}) == 2, 60)
@@ -82,7 +80,7 @@ def test_shard_of_killed_worker_is_counted_once_by_another_worker(
     assert len([number for number, _ in calls(tmp_path) if number == shard]) == 2
 
 
-def test_killed_host_restarts_and_computes_the_same_update(ray: RayCluster, tmp_path: Path) -> None:
+def test_killed_host_restarts_and_computes_the_same_update(ray, tmp_path):
     hosts = ray.hosts(2, "cpu")
     hosts.start([HostGate(tmp_path), HostGate(tmp_path)])
     gc.collect()  # the host's function must survive until a restart
@@ -103,7 +101,7 @@ def test_killed_host_restarts_and_computes_the_same_update(ray: RayCluster, tmp_
     hosts.end()
 
 
-def test_error_of_a_host_is_raised_unchanged(ray: RayCluster) -> None:
+def test_error_of_a_host_is_raised_unchanged(ray):
     hosts = ray.hosts(1, "cpu")
     hosts.start([HostRefusal()])
     with pytest.raises(BadInput, match="a host reads other rows than the step"):
@@ -111,12 +109,12 @@ def test_error_of_a_host_is_raised_unchanged(ray: RayCluster) -> None:
     hosts.end()
 
 
-def test_cluster_without_the_device_is_refused(ray: RayCluster) -> None:
+def test_cluster_without_the_device_is_refused(ray):
     with pytest.raises(ConfideError, match="no machine of the cluster has a TPU"):
         ray.hosts(2, "tpu")
 
 
-def test_files_of_ray_and_errors_contain_no_private_text(ray: RayCluster) -> None:
+def test_files_of_ray_and_errors_contain_no_private_text(ray):
     with pytest.raises(ConfideError, match=r"ValueError at .*cluster_functions.py:\d+") as caught:
         list(ray.map(broken, [PLANTED]))
     assert PLANTED not in str(caught.value)
@@ -133,7 +131,7 @@ def test_files_of_ray_and_errors_contain_no_private_text(ray: RayCluster) -> Non
     assert ray._scratch.stat().st_mode & 0o077 == 0
 
 
-def test_tables_of_ray_contain_no_private_text(ray: RayCluster) -> None:
+def test_tables_of_ray_contain_no_private_text(ray):
     """A dashboard would show these tables; tasks, actors and objects have no text."""
     assert list(ray.map(Echo(PLANTED), [PLANTED])) == [PLANTED + PLANTED]
     from ray._private import state
@@ -143,9 +141,7 @@ def test_tables_of_ray_contain_no_private_text(ray: RayCluster) -> None:
     assert "Zebulon" not in tables
 
 
-def test_workers_receive_neither_the_token_nor_the_environment_of_the_step(
-    ray: RayCluster,
-) -> None:
+def test_workers_receive_neither_the_token_nor_the_environment_of_the_step(ray):
     (variables,) = ray.map(environment, [""])
     assert ray._scratch is not None
     token = (ray._scratch / "secrets" / "token").read_text()
@@ -156,7 +152,7 @@ def test_workers_receive_neither_the_token_nor_the_environment_of_the_step(
     assert variables["RAY_AUTH_MODE"] == "token" and variables["RAY_USE_TLS"] == "1"
 
 
-def test_ports_of_ray_refuse_clients_without_a_certificate(ray: RayCluster) -> None:
+def test_ports_of_ray_refuse_clients_without_a_certificate(ray):
     import ray as module
 
     host, _, port = module.get_runtime_context().gcs_address.rpartition(":")
@@ -176,7 +172,7 @@ def test_ports_of_ray_refuse_clients_without_a_certificate(ray: RayCluster) -> N
             raise ConnectionError
 
 
-def test_cluster_ends_with_its_step_even_if_the_step_is_killed() -> None:
+def test_cluster_ends_with_its_step_even_if_the_step_is_killed():
     program = """
 import time
 from dp_core.cluster.ray_cluster import RayCluster
@@ -205,7 +201,7 @@ def processes_of(text: str) -> list[str]:
     return [line for line in lines if text in line]
 
 
-def test_closed_cluster_leaves_no_processes_or_files(ray: RayCluster) -> None:
+def test_closed_cluster_leaves_no_processes_or_files(ray):
     assert list(ray.map(Squared(), [2])) == [4]
     scratch = ray._scratch
     assert scratch is not None and processes_of(str(scratch))
