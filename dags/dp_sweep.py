@@ -71,7 +71,7 @@ models trained without privacy, which stay with the operator. Causal models are 
 perplexity of private text and are not fine-tuned. A point that fails does not stop the others: the
 report shows the finished points, and the run is marked as failed.
 
-A sweep of more than 1,024 points is divided into pages. Each run starts the next page at its end,
+A sweep of more than 256 points is divided into pages. Each run starts the next page at its end,
 and the last run writes the report on all points. The pool limits how many models train at a time.
 
 To run the sweep on a schedule, set `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTINGS` (a

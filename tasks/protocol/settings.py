@@ -77,7 +77,7 @@ MADE_UP = "synthetic-notes"
 PublicFormat = Literal["synthetic", "text", "csv", "parquet", "jsonl"]
 PrivateFormat = Literal[PublicFormat, "noteevents"]
 EntitiesFormat = Literal["none", "synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
-PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
+PAGE = 256  # points of one Airflow run: Airflow maps 1,024 tasks, and a point has 4 measurements
 EMPTY = tuple(with_defaults({}, audited=True))  # settings that are left empty by default
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
