@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.epsilon_command import EPSILON
 from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
-from tasks.commands.settings_options import settings_of_options, settings_options
+from tasks.commands.settings_options import (
+    settings_of_options,
+    settings_options,
+    write_settings,
+)
 from tasks.protocol.job import budget_of_run
 from tasks.protocol.settings import MADE_UP, JobSettings
 from tasks.releases import training_advice
@@ -54,7 +55,8 @@ def command(
     settings = settings_of_options(JobSettings, **options)
     advice = _advice(settings, epsilon, delta)
     if written is not None:
-        _write(advice, written)
+        changed = advice.settings.model_dump(mode="json", exclude_defaults=True)
+        write_settings(changed, written, "--write")
     answer = to_json(advice)
     write_answer(answer, lambda: _show(advice, answer["split"], written))
 
@@ -188,17 +190,3 @@ def _show(advice: Advice, split: list[dict[str, Any]], written: Path | None) -> 
         click.echo("The settings are the advised ones already.")
     if written is not None:
         click.echo(f"Written: {written}  (confide run --settings {written})")
-
-
-def _write(advice: Advice, file: Path) -> None:
-    """Write the settings that differ from the defaults to a file.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
-    settings = advice.settings.model_dump(mode="json", exclude_defaults=True)
-    try:
-        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise BadInput(f"cannot be written ({reason})", where=f"--write {file}") from None
