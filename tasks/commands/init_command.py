@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,10 +89,11 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
         f"{unit}s": units,
     }
     budget = f"--epsilon {EPSILON} --delta {default_delta(_rounded_up(units)):g}"
+    file_of_settings = shlex.quote(str(out))
     commands = [
-        f"confide advise --settings {out} {budget} --write {out}",
+        f"confide advise --settings {file_of_settings} {budget} --write {file_of_settings}",
         f"confide ledger register {settings['private_dataset']} --unit {unit} {budget}",
-        f"confide run --settings {out}",
+        f"confide run --settings {file_of_settings}",
     ]
     answer = {"found": found, "settings": settings, "written": str(out), "next": commands}
     write_answer(answer, lambda: _show(answer))

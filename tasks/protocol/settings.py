@@ -78,22 +78,7 @@ PublicFormat = Literal["synthetic", "text", "csv", "parquet", "jsonl"]
 PrivateFormat = Literal[PublicFormat, "noteevents"]
 EntitiesFormat = Literal["none", "synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
 PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
-# Settings that are left empty by default: `tasks.protocol.defaults` fills them in.
-EMPTY = (
-    "synthetic_patients",
-    "entities_format",
-    "holdout",
-    "canary_rates",
-    "canaries_per_group",
-    "audit_canaries",
-    "batch_size",
-    "noise_multiplier",
-    "delta",
-    "vocabulary_epsilon",
-    "vocabulary_delta",
-    "phrases_epsilon",
-    "phrases_delta",
-)
+EMPTY = tuple(with_defaults({}, audited=True))  # settings that are left empty by default
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
