@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,14 +10,18 @@ from typing import Any
 import click
 
 from dp_core.config.privacy import LEAST_EPSILON, MOST_EPSILON
-from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.epsilon_command import EPSILON
 from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
-from tasks.commands.settings_options import settings_options, validated, values_of_options
+from tasks.commands.settings_options import (
+    settings_options,
+    validated,
+    values_of_options,
+    write_settings,
+)
 from tasks.protocol.defaults import default_delta
 from tasks.protocol.job import budget_of_run
 from tasks.protocol.settings import MADE_UP, JobSettings
@@ -73,7 +75,8 @@ def command(
     values |= {} if units is None else {"declared_units": units}
     advice = _advice(values, epsilon, delta)
     if written is not None:
-        _write(advice, values, written)
+        settings = advice.given.model_dump(mode="json", include=values.keys() - set(TARGET))
+        write_settings(settings | advice.changes, written, "--write")
     answer = to_json(advice) | {"next": _next_commands(advice, written) if written else []}
     write_answer(answer, lambda: _show(advice, answer))
 
@@ -258,18 +261,3 @@ def _next_commands(advice: Advice, written: Path) -> list[str]:
         return [run]
     plan = plans_of(budget_of_run(settings).charged)[dataset]
     return [f"confide ledger register {shlex.quote(dataset)} {least_terms(plan)}", run]
-
-
-def _write(advice: Advice, values: dict[str, Any], file: Path) -> None:
-    """Write the given settings with the advised changes to a file.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
-    given = advice.given.model_dump(mode="json", include=values.keys() - set(TARGET))
-    settings = given | advice.changes
-    try:
-        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise BadInput(f"cannot be written ({reason})", where=f"--write {file}") from None

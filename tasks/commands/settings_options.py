@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,10 +93,10 @@ def _refuse_missing_columns(settings: JobSettings) -> None:
         )
         if format in ("synthetic", "text") or "://" in path:
             continue
-        from dp_core.data.readers.tables import columns_of, layout_of  # imports pyarrow
+        from dp_core.data.readers.note_tables import columns_of, layout_of  # imports pyarrow
 
         try:
-            found = columns_of(Path(path), format=format, layout=layout_of(format, columns))
+            found = columns_of(Path(path), format, layout_of(format, columns))
         except BadInput as error:
             raise BadInput(error.what, where=f"{role}_columns", fix=error.fix) from None
         if role == "private" and settings.unit == "patient" and "patient" not in found:
@@ -155,6 +157,19 @@ def values_of_options(
     for key, named in named_paths(kind, values).items():
         values[key] = ",".join(p if "://" in p else absolute(key, p) for p in named)
     return values
+
+
+def write_settings(settings: Mapping[str, Any], file: Path, option: str) -> None:
+    """Write settings to the file of an option, for `confide run --settings`.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    try:
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise BadInput(f"cannot be written ({reason})", where=f"{option} {file}") from None
 
 
 def absolute(name: str, path: str) -> str:

@@ -93,8 +93,8 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             .gz or .xz.
         private_path: File or folder (local or gs://); empty for synthetic.
         private_columns: Columns of a table: text:NoteText,patient:PatNr,document:DocId,date:Datum;
-            of csv also delimiter:semicolon and encoding:windows-1252. Empty: common names are
-            recognised, and the header shows the delimiter. `confide init FILE` proposes them.
+            of csv also delimiter:semicolon and encoding:windows-1252. Common names of other roles
+            are recognised, and the header shows the delimiter. `confide init FILE` proposes them.
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
         public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs
