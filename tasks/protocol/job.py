@@ -90,6 +90,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         role="private",
         format=s.private_format,
         path=s.private_path,
+        columns=s.private_columns,
         dataset=s.private_dataset,
     )
     public = CorpusSpec(
@@ -97,6 +98,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         role="public",
         format=s.public_format,
         path=s.public_path,
+        columns=s.public_columns,
         dataset="public",
     )
     entities = EntitiesSpec(

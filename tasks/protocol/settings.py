@@ -23,6 +23,7 @@ from dp_core.config.audit_settings import (
 from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
+    COLUMNS_OR_NONE,
     DATA,
     MODEL,
     MORE_DATA,
@@ -73,26 +74,11 @@ from tasks.protocol.defaults import LEAST_AUDITED_UNITS, with_defaults
 from tasks.protocol.points import Mode, Point
 
 MADE_UP = "synthetic-notes"
-PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
-PublicFormat = Literal["synthetic", "text", "jsonl"]
+PublicFormat = Literal["synthetic", "text", "csv", "parquet", "jsonl"]
+PrivateFormat = Literal[PublicFormat, "noteevents"]
 EntitiesFormat = Literal["none", "synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
-PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
-# Settings that are left empty by default: `tasks.protocol.defaults` fills them in.
-EMPTY = (
-    "synthetic_patients",
-    "entities_format",
-    "holdout",
-    "canary_rates",
-    "canaries_per_group",
-    "audit_canaries",
-    "batch_size",
-    "noise_multiplier",
-    "delta",
-    "vocabulary_epsilon",
-    "vocabulary_delta",
-    "phrases_epsilon",
-    "phrases_delta",
-)
+PAGE = 256  # points of one Airflow run: Airflow maps 1,024 tasks, and a point has 4 measurements
+EMPTY = tuple(with_defaults({}, audited=True))  # settings that are left empty by default
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
@@ -102,13 +88,19 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     Attributes:
         private_format: synthetic: the project's made-up notes; text: .txt files, in a folder per
-            patient; jsonl: a JSON object per line (names of its fields: under Advanced);
-            noteevents: CSV like MIMIC-III's NOTEEVENTS. Files may be .gz or .xz.
+            patient; csv (also .tsv), parquet and jsonl (a JSON object per line): tables whose
+            columns private_columns names; noteevents: CSV like MIMIC-III's NOTEEVENTS. Files may be
+            .gz or .xz.
         private_path: File or folder (local or gs://); empty for synthetic.
+        private_columns: Columns of a table: text:NoteText,patient:PatNr,document:DocId,date:Datum;
+            of csv also delimiter:semicolon and encoding:windows-1252. Common names of other roles
+            are recognised, and the header shows the delimiter. `confide init FILE` proposes them.
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
-        public_format: synthetic, text or jsonl, as for the private corpus; it needs no privacy.
+        public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs
+            no privacy.
         public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
+        public_columns: Columns of a public table, as private_columns.
         entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011), columns
             (token and tag, IOB or IOB2) or pubtator. With classes and pairs: jsonl or tsv, with the
             fields text and label, or sentence1, sentence2 and gold_label, and optionally
@@ -134,9 +126,13 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     private_format: PrivateFormat = setting("synthetic", "Private corpus: format")
     private_path: str = setting("", "Private corpus: path", path=True)
+    private_columns: str = setting("", "Private corpus: columns", pattern=COLUMNS_OR_NONE)
     private_dataset: str = setting(MADE_UP, "Private data set", pattern=NAME)
     public_format: PublicFormat = setting("synthetic", "Public corpus: format")
     public_path: str = setting("", "Public corpus: path", path=True)
+    public_columns: str = setting(
+        "", "Public corpus: columns", section=MORE_DATA, pattern=COLUMNS_OR_NONE
+    )
     entities_format: EntitiesFormat = setting("synthetic", "Labelled text: format")
     entities_train: str = setting("", "Labelled text: training path", path=True)
     entities_test: str = setting("", "Labelled text: test path", path=True)

@@ -51,7 +51,7 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from tasks.protocol.points import Point
-from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
+from tasks.protocol.settings import EntitiesFormat, PrivateFormat
 from tasks.protocol.settings_file import Promotion
 
 STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's store
@@ -172,8 +172,9 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
-    format: PrivateFormat | PublicFormat
+    format: PrivateFormat
     path: str
+    columns: str = ""
     dataset: str
 
     @property

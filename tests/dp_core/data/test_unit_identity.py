@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -250,6 +252,18 @@ def write_noteevents(notes: Sequence[Note], folder: Path) -> None:
         table.writerows((n.document, n.patient, n.text) for n in notes)
 
 
+def write_csv(notes: Sequence[Note], folder: Path) -> None:
+    with (folder / "ward.csv").open("w", newline="") as file:
+        table = csv.writer(file, delimiter=";")
+        table.writerow(["DocId", "PatNr", "Befund"])
+        table.writerows((n.document, n.patient, n.text) for n in notes)
+
+
+def write_parquet(notes: Sequence[Note], folder: Path) -> None:
+    rows = [{"patient_id": n.patient, "document_id": n.document, "text": n.text} for n in notes]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "ward.parquet", row_group_size=3)
+
+
 def write_patients(notes: Sequence[Note], folder: Path, suffix: str = "") -> None:
     patients = {f"{n.document}{suffix}": n.patient for n in notes}
     (folder / "patients.json").write_text(json.dumps(patients))
@@ -303,6 +317,8 @@ FORMATS = (
     JSONL,
     Format("JsonlWithoutPatients", "corpus jsonl", write_jsonl, without_ids, NAMELESS),
     NOTEEVENTS,
+    Format("Csv", "corpus csv", write_csv, list),
+    Format("Parquet", "corpus parquet", write_parquet, list),
     Format("I2b2", "sentences i2b2", write_i2b2, with_ids),
     Format("Columns", "sentences columns", write_columns, with_ids),
     Format("Pubtator", "sentences pubtator", write_pubtator, with_ids),
