@@ -79,23 +79,8 @@ PrivateFormat = Literal[PublicFormat, "noteevents"]
 EntitiesFormat = Literal[
     "none", "synthetic", "i2b2", "i2b2-2012", "columns", "brat", "pubtator", "jsonl", "tsv"
 ]
-PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
-# Settings that are left empty by default: `tasks.protocol.defaults` fills them in.
-EMPTY = (
-    "synthetic_patients",
-    "entities_format",
-    "holdout",
-    "canary_rates",
-    "canaries_per_group",
-    "audit_canaries",
-    "batch_size",
-    "noise_multiplier",
-    "delta",
-    "vocabulary_epsilon",
-    "vocabulary_delta",
-    "phrases_epsilon",
-    "phrases_delta",
-)
+PAGE = 256  # points of one Airflow run: Airflow maps 1,024 tasks, and a point has 4 measurements
+EMPTY = tuple(with_defaults({}, audited=True))  # settings that are left empty by default
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
 _OF_LABELS = (*TaggingConfig.model_fields, "entity_types", "class_names")
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
@@ -111,8 +96,8 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             .gz or .xz.
         private_path: File or folder (local or gs://); empty for synthetic.
         private_columns: Columns of a table: text:NoteText,patient:PatNr,document:DocId,date:Datum;
-            of csv also delimiter:semicolon and encoding:windows-1252. Empty: common names are
-            recognised, and the header shows the delimiter. `confide init FILE` proposes them.
+            of csv also delimiter:semicolon and encoding:windows-1252. Common names of other roles
+            are recognised, and the header shows the delimiter. `confide init FILE` proposes them.
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
         public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs

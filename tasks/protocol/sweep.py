@@ -40,7 +40,7 @@ from tasks.protocol.points import (
 )
 from tasks.protocol.settings import PAGE, JobSettings
 
-MOST_POINTS = 16 * PAGE
+MOST_POINTS = 64 * PAGE
 SEARCHED = {  # settings that an optimiser varies between the ends of their lists, and the scale
     "noise_multiplier": "number",
     "epochs": "number",
@@ -130,7 +130,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     sweep_baselines: str = setting("", "Compare with", pattern=WORDS_OR_NONE)
     sweep_checkpoints: str = setting("", "Compare with checkpoints", path=True, several=True)
     sweep_search: Literal["grid", "optuna"] = setting("grid", "Search")
-    sweep_trials: int = setting(10, "Search: points", ge=1, le=PAGE)
+    sweep_trials: int = setting(10, "Search: points", ge=1, le=1024)
     selection: Literal["publish-all", "random-count"] = setting("publish-all", "Release")
 
     def grid(self) -> list[Point]:

@@ -18,9 +18,9 @@ from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.readers.documents import read_plain_text
 from dp_core.data.readers.entity_formats import read_columns, read_i2b2
 from dp_core.data.readers.labelled_texts import read_texts
+from dp_core.data.readers.note_tables import SUFFIXES, layout_of, read_table
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.standoff_formats import read_brat, read_i2b2_xml, read_pubtator
-from dp_core.data.readers.tables import SUFFIXES, layout_of, read_table
 from dp_core.errors import BadInput
 
 Item = TypeVar("Item")
@@ -32,7 +32,7 @@ def corpus_readers(columns: str = "", *, public: bool = False) -> Mapping[str, R
     """Return the readers of documents by format.
 
     Args:
-        columns: the columns of a table; see `tables.Layout.parse`.
+        columns: the columns of a table; see `note_tables.Layout.parse`.
         public: whether the text is public.
     """
     tables = {
