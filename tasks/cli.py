@@ -23,6 +23,7 @@ _VERSION = tomllib.loads(_PROJECT.read_text())["project"]["version"]
 # `tasks.commands`, and one line of help. No module is imported for the list of commands.
 TASKS = {
     "Begin": {
+        "init": ("init_command:command", "Look at a file of notes, and write its settings."),
         "demo": ("local_stack:demo", "Run the demo job through Airflow, and show its report."),
         "doctor": ("doctor_command:command", "Check this machine, and suggest fixes."),
     },

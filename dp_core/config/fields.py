@@ -30,7 +30,11 @@ NUMBERS_OR_NONE = rf"^$|{NUMBERS}"
 WHOLE_NUMBERS_OR_NONE = rf"^$|{WHOLE_NUMBERS}"
 WORDS_OR_NONE = r"^$|^[a-z-]+(,[a-z-]+)*$"
 POINTS_OR_NONE = r"^$|^\s*[a-z_]+=[^=;,]+([;,]\s*[a-z_]+=[^=;,]+)*$"
-THREE_FIELDS = r"^[^,]+,[^,]+,[^,]+$"
+_COLUMN = (
+    r"((text|patient|document|admission|date|error):[^,]+"
+    r"|delimiter:(comma|semicolon|tab|pipe)|encoding:(utf-8|windows-1252))"
+)
+COLUMNS_OR_NONE = rf"^$|^{_COLUMN}(,{_COLUMN})*$"
 TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
 CLASSES_OR_NONE = r"^$|^[^,]+(,[^,]+)+$"
 CANARIES = r"^H*SH*(,H*SH*)*$"
@@ -46,7 +50,10 @@ IN_WORDS = {  # descriptions of the patterns for error messages
     WHOLE_NUMBERS_OR_NONE: "empty, or whole numbers of 12 digits at most, commas between them",
     WORDS_OR_NONE: "empty, or words with commas between them",
     POINTS_OR_NONE: "empty, or points name=value,name=value with semicolons between them",
-    THREE_FIELDS: "three names with commas between them",
+    COLUMNS_OR_NONE: (
+        "empty, or ROLE:COLUMN with commas between them (text, patient, document, admission, date, "
+        "error), also delimiter:comma, semicolon, tab or pipe, and encoding:utf-8 or windows-1252"
+    ),
     TYPES_OR_NONE: "names without spaces, commas between them",
     CLASSES_OR_NONE: "empty, or two or more names with commas between them",
     CANARIES: "strings of H with one S each, commas between them",

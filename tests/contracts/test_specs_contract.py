@@ -136,12 +136,17 @@ def test_every_setting_changes_the_hash_of_a_step(field):
         "entities_format": {
             "entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y"
         },
+        "entities_scheme": {
+            "entities_format": "columns", "entities_scheme": "iobes",
+            "entities_train": "/x", "entities_test": "/y",
+        },
         "data_version": {"data_version": "2"},
         "canary_patterns": {"canary_patterns": "HHS"},
         "canary_rates": {"canary_rates": "0.5"},
         "device": {"device": "cpu"},
         "public_model": {"public_model": "/bert"},
-        "jsonl_fields": {"jsonl_fields": "note,id,subject"},
+        "private_columns": {"private_columns": "text:note,delimiter:tab"},
+        "public_columns": {"public_columns": "text:note"},
         "sampling": {"sampling": "truncated-poisson", "batch_cap": 300},
         "first_batch_size": {"first_batch_size": 64},
         "beta1": {"beta1": 0.8},
@@ -287,7 +292,7 @@ def test_checkpoint_settings_change_no_hash():
         ({"weight_decay": 10, "public_learning_rate": 1}, "public_learning_rate: weight_decay"),
         ({"whole_words": True, "model_kind": "gpt2"}, "masks nothing"),
         ({"entities_dataset": "labels"}, "charged to nobody"),
-        ({"jsonl_fields": "text,id"}, "jsonl_fields"),
+        ({"private_columns": "text,id"}, "private_columns"),
         ({"finetune_privacy": "dp"}, "entity_types"),
         (dict(PRIVATE_LABELS, entities_public=True), "need no privacy"),
         (dict(PRIVATE_LABELS, finetune_batch_size=200), "entities_declared_units"),

@@ -119,8 +119,8 @@ def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: An
 
 def test_wrong_column_name_plans_nothing(untracked, ledger, tmp_path):
     write_notes(tmp_path)
-    wrong = job(tmp_path, jsonl_fields="note,patient_id,document_id")
-    with pytest.raises(BadInput, match=r"jsonl_fields|note"):
+    wrong = job(tmp_path, private_columns="text:note,patient:patient_id")
+    with pytest.raises(BadInput, match="a field is missing"):
         run_until_reserved(wrong, untracked)
     assert ledger.history("notes") == []
 

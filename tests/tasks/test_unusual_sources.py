@@ -101,7 +101,7 @@ def test_irregular_source_path_is_refused(tmp_path, run, path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "note.txt").write_text("good")
     (tmp_path / "round").symlink_to("round")
-    for format in ("text", "jsonl", "noteevents"):
+    for format in ("text", "jsonl", "csv", "parquet"):
         code, output = run(corpus(tmp_path / path, format))
         assert (code, output.count("\n")) == (2, 1), output
     # "neither a file nor a folder" or "no such file"

@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -250,6 +252,18 @@ def write_noteevents(notes: Sequence[Note], folder: Path) -> None:
         table.writerows((n.document, n.patient, n.text) for n in notes)
 
 
+def write_csv(notes: Sequence[Note], folder: Path) -> None:
+    with (folder / "ward.csv").open("w", newline="") as file:
+        table = csv.writer(file, delimiter=";")
+        table.writerow(["DocId", "PatNr", "Befund"])
+        table.writerows((n.document, n.patient, n.text) for n in notes)
+
+
+def write_parquet(notes: Sequence[Note], folder: Path) -> None:
+    rows = [{"patient_id": n.patient, "document_id": n.document, "text": n.text} for n in notes]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "ward.parquet", row_group_size=3)
+
+
 def write_patients(notes: Sequence[Note], folder: Path, suffix: str = "") -> None:
     patients = {f"{n.document}{suffix}": n.patient for n in notes}
     (folder / "patients.json").write_text(json.dumps(patients))
@@ -259,6 +273,20 @@ def write_i2b2(notes: Sequence[Note], folder: Path) -> None:
     for note in notes:
         (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
         (folder / f"{note.document}.con").write_text("")
+    write_patients(notes, folder)
+
+
+def write_brat(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
+        (folder / f"{note.document}.ann").write_text("")
+    write_patients(notes, folder)
+
+
+def write_i2b2_2012(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        text = "\n".join(note.pieces)
+        (folder / f"{note.document}.xml").write_text(f"<TEXT><![CDATA[{text}]]></TEXT>")
     write_patients(notes, folder)
 
 
@@ -303,7 +331,11 @@ FORMATS = (
     JSONL,
     Format("JsonlWithoutPatients", "corpus jsonl", write_jsonl, without_ids, NAMELESS),
     NOTEEVENTS,
+    Format("Csv", "corpus csv", write_csv, list),
+    Format("Parquet", "corpus parquet", write_parquet, list),
     Format("I2b2", "sentences i2b2", write_i2b2, with_ids),
+    Format("I2b2Of2012", "sentences i2b2-2012", write_i2b2_2012, with_ids),
+    Format("Brat", "sentences brat", write_brat, with_ids),
     Format("Columns", "sentences columns", write_columns, with_ids),
     Format("Pubtator", "sentences pubtator", write_pubtator, with_ids),
     Format("JsonlClasses", "classes jsonl", write_jsonl_classes, with_missing_ids),
