@@ -75,7 +75,7 @@ class AdaptiveDefaults(BaseModel):
         canaries = min(units // 10, MOST_AUDIT_CANARIES) if units >= LEAST_AUDITED_UNITS else 0
         return {
             "synthetic_patients": max(50, min(6000, units)) if made_up else 6000,
-            "entities_format": "synthetic" if shown else "none",
+            "entities_format": "synthetic" if made_up else "none",
             "nonprivate": self.all_public or made_up,
             "batch_size": min(256, max(1, units // max(8, self.noise_bands))),
             "holdout": 0.05 if made_up or units >= MANY_UNITS else 0.1,
