@@ -36,7 +36,8 @@ from tasks.protocol.sweep import SweepSettings
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)
 
-PRESET = "preset"  # a field of the form that is not a setting
+# Fields of the form that are no settings.
+PRESET, PLAN_ONLY, THIS_PAGE = "preset", "plan_only", "page"
 _PASSED_ON = ("type", "title", "section", "enum", "pattern", "multipleOf")
 # Airflow checks each field's schema for each task. For the keywords used here, this draft has the
 # same meaning as the latest one, which takes three times as long to check.
@@ -146,7 +147,8 @@ def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
     Raises:
         AirflowFailException: the settings are invalid; another try cannot help.
     """
-    given = {name: value for name, value in params.items() if value is not None}
+    no_settings = (PLAN_ONLY, THIS_PAGE)
+    given = {k: value for k, value in params.items() if value is not None and k not in no_settings}
     try:
         return model.model_validate(with_preset(model, given, given.pop(PRESET, NO_PRESET)))
     except ValueError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import field_validator
 
 from dp_core.config.fields import (
@@ -16,6 +18,8 @@ from dp_core.config.fields import (
     numbers,
     setting,
 )
+
+TagScheme = Literal["iob1", "iob2", "iobes", "bilou", "bios"]  # of tags of words
 
 
 class VersionConfig(Config, section=MORE_DATA):

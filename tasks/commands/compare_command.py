@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
@@ -147,13 +146,14 @@ def _differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
 
     Models of equal name are compared across runs, each with the first run that has the model. In
     a single run, all models are compared with its first model. Counts by document are kept for
-    public labels only, so only publishable values are read. Causal models have no such score.
+    public labels only, so only publishable values are read. Models that are not fine-tuned have no
+    score.
     """
     models = [
         (number, name)
         for number, run in enumerate(runs)
         for name in run.models
-        if not is_causal(run.settings.get("model_kind", "bert"))
+        if name in run.finetuned
     ]
     references = {name: (number, name) for number, name in reversed(models)}
     return [

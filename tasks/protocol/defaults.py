@@ -75,7 +75,7 @@ class AdaptiveDefaults(BaseModel):
         canaries = min(units // 10, MOST_AUDIT_CANARIES) if units >= LEAST_AUDITED_UNITS else 0
         return {
             "synthetic_patients": max(50, min(6000, units)) if made_up else 6000,
-            "entities_format": "synthetic" if shown else "none",
+            "entities_format": "synthetic" if made_up else "none",
             "nonprivate": self.all_public or made_up,
             "batch_size": min(256, max(1, units // max(8, self.noise_bands))),
             "holdout": 0.05 if made_up or units >= MANY_UNITS else 0.1,
@@ -93,7 +93,8 @@ class AdaptiveDefaults(BaseModel):
         phrases = self.phrases_epsilon
         if phrases is None:
             enough = epsilon * self.declared_units >= LEAST_FOR_PHRASES
-            phrases = share_of(epsilon, PHRASES_SHARE) if enough and self._uses_phrases else 0.0
+            enough = enough and self.private_start == "public"  # where their model is continued
+            phrases = share_of(epsilon, PHRASES_SHARE) if enough else 0.0
         delta = self.target_delta or default_delta(self.declared_units)
         return {
             **_WITHOUT_TARGET,
@@ -103,11 +104,6 @@ class AdaptiveDefaults(BaseModel):
             "phrases_epsilon": phrases,
             **self._deltas(delta, phrases),
         }
-
-    @property
-    def _uses_phrases(self) -> bool:
-        """Whether the private training can begin with the model of released phrases."""
-        return self.private_start == "public"
 
     def _deltas(self, total: float, phrases: float) -> dict[str, float]:
         """Return the δ of the charged parts that are left empty: shares of the rest of the total.
@@ -124,7 +120,7 @@ class AdaptiveDefaults(BaseModel):
         empty = [name for name, delta in given.items() if delta is None]
         weights = sum(_DELTA_WEIGHTS[name] for name in empty)
         shares = {name: left * _DELTA_WEIGHTS[name] / weights for name in empty}
-        return {name: rounded_down(share) for name, share in shares.items() if share > 0}
+        return {n: min(share, rounded_down(share)) for n, share in shares.items() if share > 0}
 
 
 def default_delta(declared_units: int) -> float:

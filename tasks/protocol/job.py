@@ -79,8 +79,8 @@ POINT_STEPS = ("pretraining", "exposure", "membership", "audit", "finetuning")  
 def front_half(s: JobSettings) -> dict[str, StepSpec]:
     """Return the steps before DP pre-training, which the points of a sweep share.
 
-    A causal model reads no labelled text: it is not fine-tuned, because the heads need the context
-    on both sides of a word.
+    Without labelled text, no model is fine-tuned. A causal model never is, because the heads need
+    the context on both sides of a word.
     """
     common: dict[str, Any] = {"made_up": s.made_up}
     seeded = common | s.part(SeedConfig).model_dump()
@@ -105,6 +105,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         **seeded,
         head=s.head,
         format=s.entities_format,
+        scheme=None if s.entities_scheme == "auto" else s.entities_scheme,
         public=s.entities_shown,
         dataset=s.entities_charged_to,
         entities_unit=s.entities_unit,
@@ -158,7 +159,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
     steps: dict[str, StepSpec] = {
         "private_corpus": private,
         "public_corpus": public,
-        **({} if is_causal(s.model_kind) else {"entities": entities}),
+        **({"entities": entities} if s.fine_tunes else {}),
         **({"checkpoint": checkpoint} if checkpoint else {}),
         "vocabulary": vocabulary,
         "canaries": canaries,
@@ -461,8 +462,8 @@ def _measured(
 ) -> dict[str, StepSpec]:
     """Return the steps that measure a model, which its training may have kept before its end.
 
-    A causal model is not fine-tuned: its other measurement is perplexity. The attacks of membership
-    inference are on all models of a training together, and only the last model is audited.
+    The attacks of membership inference are on all models of a training together, and only the last
+    model is audited.
     """
     updates = 0
     if point.is_on_the_way and point.epochs is not None:
@@ -588,7 +589,7 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
     named = named_paths(type(settings), settings.model_dump())
     if not settings.membership_units:
         named.pop("membership_codes", None)
-    if is_causal(settings.model_kind):  # a causal model is not fine-tuned
+    if not settings.fine_tunes:  # labelled text is not read
         named = {name: files for name, files in named.items() if not name.startswith("entities_")}
     for name, path in ((name, path) for name, files in named.items() for path in files):
         if "://" in path:

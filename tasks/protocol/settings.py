@@ -20,7 +20,7 @@ from dp_core.config.audit_settings import (
     MembershipConfig,
     SamplesConfig,
 )
-from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
+from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig, TagScheme
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
     COLUMNS_OR_NONE,
@@ -76,25 +76,13 @@ from tasks.protocol.points import Mode, Point
 MADE_UP = "synthetic-notes"
 PublicFormat = Literal["synthetic", "text", "csv", "parquet", "jsonl"]
 PrivateFormat = Literal[PublicFormat, "noteevents"]
-EntitiesFormat = Literal["none", "synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
-PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
-# Settings that are left empty by default: `tasks.protocol.defaults` fills them in.
-EMPTY = (
-    "synthetic_patients",
-    "entities_format",
-    "holdout",
-    "canary_rates",
-    "canaries_per_group",
-    "audit_canaries",
-    "batch_size",
-    "noise_multiplier",
-    "delta",
-    "vocabulary_epsilon",
-    "vocabulary_delta",
-    "phrases_epsilon",
-    "phrases_delta",
-)
+EntitiesFormat = Literal[
+    "none", "synthetic", "i2b2", "i2b2-2012", "columns", "brat", "pubtator", "jsonl", "tsv"
+]
+PAGE = 256  # points of one Airflow run: Airflow maps 1,024 tasks, and a point has 4 measurements
+EMPTY = tuple(with_defaults({}, audited=True))  # settings that are left empty by default
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
+_OF_LABELS = (*TaggingConfig.model_fields, "entity_types", "class_names")
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
 
@@ -108,18 +96,22 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             .gz or .xz.
         private_path: File or folder (local or gs://); empty for synthetic.
         private_columns: Columns of a table: text:NoteText,patient:PatNr,document:DocId,date:Datum;
-            of csv also delimiter:semicolon and encoding:windows-1252. Empty: common names are
-            recognised, and the header shows the delimiter. `confide init FILE` proposes them.
+            of csv also delimiter:semicolon and encoding:windows-1252. Common names of other roles
+            are recognised, and the header shows the delimiter. `confide init FILE` proposes them.
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
         public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs
             no privacy.
         public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
         public_columns: Columns of a public table, as private_columns.
-        entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011), columns
-            (token and tag, IOB or IOB2) or pubtator. With classes and pairs: jsonl or tsv, with the
+        entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011, or .extent,
+            2012), i2b2-2012 (.xml), columns (token and tag, also .conll, .txt, .iob and .bio), brat
+            (folders of .txt and .ann) or pubtator. With classes and pairs: jsonl or tsv, with the
             fields text and label, or sentence1, sentence2 and gold_label, and optionally
-            document_id and patient_id.
+            document_id and patient_id. none: no model is fine-tuned. Empty: made-up labels with
+            the made-up private corpus, otherwise none.
+        entities_scheme: Scheme of the tags in columns: iob1, iob2, iobes, bilou or bios; other tags
+            are refused. auto: each of these; the list of items set aside names the scheme.
         entities_train: File or folder (local or gs://) of labelled text to learn from; empty for
             synthetic.
         entities_test: File or folder (local or gs://) of labelled text for F1 or accuracy; empty
@@ -129,8 +121,9 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             others; a sweep takes each in turn. 0: no folds, but a separate test path.
         entities_patients: File (.csv or .tsv, local or gs://) with the patient of each training
             document, for private fine-tuning of patients if texts do not name them (patient_id).
-            Documents are named in i2b2 by path without suffix, in pubtator by id, in columns by
-            path and #0 (#1 if -DOCSTART- begins the file), in jsonl and tsv by document_id.
+            Documents are named in i2b2, i2b2-2012 and brat by path without suffix, in pubtator by
+            id, in columns by path and #0 (#1 if -DOCSTART- begins the file), in jsonl and tsv by
+            document_id.
         entities_dataset: Its name in the privacy ledger if the labels are private; empty: the
             private data set.
         entities_public: Whether both label files are declared public; otherwise F1 on them is for
@@ -149,6 +142,9 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
         "", "Public corpus: columns", section=MORE_DATA, pattern=COLUMNS_OR_NONE
     )
     entities_format: EntitiesFormat = setting("synthetic", "Labelled text: format")
+    entities_scheme: Literal["auto", TagScheme] = setting(
+        "auto", "Labelled text: tags", section=MORE_DATA
+    )
     entities_train: str = setting("", "Labelled text: training path", path=True)
     entities_test: str = setting("", "Labelled text: test path", path=True)
     entities_folds: int = setting(0, "Labelled text: folds", section=MORE_DATA, ge=0, le=100)
@@ -161,8 +157,8 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     @property
     def entities_shown(self) -> bool:
-        """Whether the labelled sentences are public or synthetic."""
-        return self.all_public or self.entities_public or self.entities_format == "synthetic"
+        """Whether no labelled text is private: it is public, synthetic, or there is none."""
+        return self.all_public or self.entities_public or self._makes_up_labels
 
     @property
     def entities_charged_to(self) -> str:
@@ -175,15 +171,36 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     @property
     def made_up(self) -> bool:
         """Whether the run declares every input synthetic or public; the ledger must agree."""
-        synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
-        return self.all_public or synthetic
+        return self.all_public or (self.private_format == "synthetic" and self._makes_up_labels)
+
+    @property
+    def _makes_up_labels(self) -> bool:
+        """Whether no file of labels is read: they are made up, or there are none."""
+        return self.entities_format in ("none", "synthetic")
 
     @property
     def _entities_paths(self) -> list[str]:
-        """The paths of labelled sentences, which all formats but `synthetic` need."""
+        """The paths of labelled text, which all formats of files need."""
         if self.entities_folds:
             return [self.entities_train]
         return [self.entities_train, self.entities_test]
+
+    @model_validator(mode="after")
+    def _settings_of_labels_have_labels(self) -> Self:
+        fields = type(self).model_fields
+        changed = [
+            name
+            for name in fields
+            if (name in _OF_LABELS or name.startswith(("entities_", "finetune_")))
+            and name != "entities_format"
+            and getattr(self, name) != fields[name].default
+        ]
+        if changed and self.entities_format == "none":
+            raise ValueError(
+                f"{', '.join(changed)}: no labelled text is read: give its entities_format and "
+                "paths, or leave these settings out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _paths_belong_to_formats(self) -> Self:
@@ -273,11 +290,13 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
     @model_validator(mode="after")
     def _labels_are_of_the_head(self) -> Self:
         of_classes = self.entities_format in CLASS_FORMATS
-        if self.entities_format != "synthetic" and of_classes == (self.head == "entities"):
+        if not self._makes_up_labels and of_classes == (self.head == "entities"):
             labels = "classes" if of_classes else "entities"
             raise ValueError(
                 f"entities_format: {self.entities_format} holds {labels}, and head is {self.head}"
             )
+        if self.entities_scheme != "auto" and self.entities_format != "columns":
+            raise ValueError("entities_scheme: only the format columns has tags: leave it auto")
         return self
 
     @model_validator(mode="after")
@@ -404,6 +423,11 @@ class JobSettings(
                 f"{LEAST_AUDITED_UNITS} or more to show a noticeable ε."
             )
         return "The settings switch the audit by canaries off (audit_canaries=0)."
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether models are fine-tuned: there is labelled text, and they are not causal."""
+        return self.entities_format != "none" and not is_causal(self.model_kind)
 
     @property
     def updates(self) -> int:

@@ -25,6 +25,7 @@ from dp_core.config.data import (
     ReaderConfig,
     RowsConfig,
     SequenceConfig,
+    TagScheme,
     VersionConfig,
 )
 from dp_core.config.fields import Config, paths
@@ -62,7 +63,8 @@ _CODE_OF_TRAINING = (
     "tasks.steps.training_files",  # rows, first weights, and kept models
     "dp_core.models.hugging_face",
 )
-_IF_SET = ("after", "asked", "kept_updates", "model_updates", "target")  # hashed only if set
+# hashed only if they are set
+_IF_SET = ("after", "asked", "kept_updates", "model_updates", "scheme", "target")
 
 
 class RunContext(Config):
@@ -201,6 +203,7 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
+    scheme: TagScheme | None = None  # of the tags in columns; None: every scheme is read
     public: bool  # the labels may be shown; otherwise F1 on them is for the operator only
     dataset: str = ""  # data set charged for private labels; empty if they are public
     entities_unit: UnitName = "patient"

@@ -138,7 +138,7 @@ def refuse_other_standing(
         fix = f"If it is, the operator says so: confide ledger register {dataset} --public"
     elif budget is None:
         what = f"the data set {dataset} has no privacy budget yet"
-        fix = f"Set one: confide ledger register {dataset} {_terms(plan)}"
+        fix = f"Set one: confide ledger register {dataset} {least_terms(plan)}"
     elif made_up and not budget.made_up:
         what = f"the data set {dataset} is registered as private, but this run calls it public"
         fix = "A budget is declared once: leave all_public unset."
@@ -153,7 +153,7 @@ def refuse_other_standing(
     raise BadInput(what, where="ledger", fix=fix)
 
 
-def _terms(plan: Sequence[Entry]) -> str:
+def least_terms(plan: Sequence[Entry]) -> str:
     """Return the options of `confide ledger register` for the smallest budget that admits a plan.
 
     Numbers are rounded up to three digits.

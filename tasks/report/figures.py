@@ -311,10 +311,10 @@ def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | 
         figure,
         "epochs",
         "Usefulness and memory by epoch",
-        f"{measure.axis} after fine-tuning, and exposure of the canaries, for models that one "
-        "training saved after several epochs. The exposures of 97.5% of models that remember "
-        "nothing lie within the band. One charge covers all models of a training: each has the ε "
-        "of all models together.",
+        f"{f'{measure.axis} after fine-tuning, and exposure' if any(scores) else 'Exposure'} of "
+        "the canaries, for models that one training saved after several epochs. The exposures of "
+        "97.5% of models that remember nothing lie within the band. One charge covers all models "
+        "of a training: each has the ε of all models together.",
     )
 
 

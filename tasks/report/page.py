@@ -26,7 +26,6 @@ from tasks.report.model import (
     Edition,
     ModelRow,
     Report,
-    compared_by,
     edition_of,
     measure_of,
     number_of,
@@ -265,10 +264,10 @@ def _job_marks(report: Report) -> list[Mark]:
 
 def _sweep_marks(report: Report) -> list[Mark]:
     """Return the number of settings, and the ranges of their costs and scores."""
-    measure = compared_by(report.models)
+    measure = measure_of(report.models)
     private = [point for point in report.models if point.baseline is None]
     epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
-    scores = [score for point in private if (score := number_of(point.compared)) is not None]
+    scores = [score for point in private if (score := number_of(measure.of(point))) is not None]
     marks = [(str(len(private)), "settings")]
     for values, title, percent in (
         (epsilons, f"ε in total, per {report.unit}", False),

@@ -38,7 +38,7 @@ READS_PRIVATE_TEXT = (
 OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
-        "entity_formats.read_i2b2", "item_sets.BoundedSets.__post_init__", "masking.mask_rows",
+        "entity_formats.read_pairs", "item_sets.BoundedSets.__post_init__", "masking.mask_rows",
         "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",

@@ -141,6 +141,10 @@ def test_every_setting_changes_the_hash_of_a_step(field):
         "entities_format": {
             "entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y"
         },
+        "entities_scheme": {
+            "entities_format": "columns", "entities_scheme": "iobes",
+            "entities_train": "/x", "entities_test": "/y",
+        },
         "data_version": {"data_version": "2"},
         "canary_patterns": {"canary_patterns": "HHS"},
         "canary_rates": {"canary_rates": "0.5"},

@@ -335,7 +335,7 @@ def test_a_finished_step_answers_and_leaves_nothing(
         monkeypatch.setenv("FAKE_SPEC", "1")
     step = fake()
     answer = step.execute(context())
-    assert answer["output"].startswith("store://vocabulary/")
+    assert answer["outputs"][0].startswith("store://vocabulary/")
     assert step.tracked_at == "https://mlflow.example/#/runs/1"
     assert containers(engine) == []
     length = len(plan({}, None)["vocabulary"].model_dump_json())

@@ -35,7 +35,11 @@ FAULTS = {
     "pretraining · With DP": STEP,
     "pretraining · Without privacy": "scheduler",
 }
-MAP_INDEX = {"pretraining · With DP": 1, "pretraining · Without privacy": 2}  # 0: public text
+MAPPED = {
+    "public_pretraining": "start.0",
+    "pretraining · With DP": "pretraining.0",
+    "pretraining · Without privacy": "pretraining.1",
+}
 TRAINS = re.compile(r"\b\d+/\d+\b")  # a training prints its progress
 DOWN = 5.0  # seconds
 LEASE = 15.0  # seconds in which a step must end after the death of its worker
@@ -91,9 +95,7 @@ def is_over(stack: Stack, run: str) -> bool:
 
 def label(name: str) -> str:
     """Return id and map index of a task instance."""
-    if name in MAP_INDEX:
-        return f"training_point.pretraining.{MAP_INDEX[name]}"
-    return f"{name}.-1"
+    return MAPPED.get(name, f"{name}.-1")
 
 
 @pytest.fixture(scope="module")

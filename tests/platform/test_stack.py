@@ -14,7 +14,6 @@ import pytest
 from child_processes import completed, wait_for
 from running_stack import (
     DISTURBED,
-    FOUND,
     LONGEST,
     PROJECT,
     ROOT,
@@ -29,8 +28,6 @@ from running_stack import (
 pytestmark = on_the_stack("compose is NOT tried")
 
 COURIER = 60  # seconds between deliveries
-# A skipped instance of a mapped task has the index of its model, of three, in place of its name.
-OPTIONAL = {f"{audit} · {index}" for audit in ("membership", "audit") for index in range(3)}
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +124,9 @@ def test_undisturbed_job_has_identical_results_without_a_charge(stack, before, r
 
 def test_every_requested_step_ran_in_a_container(stack, run):
     tasks = stack.tasks("dp_bert", run)
-    skipped = {name for name, task in tasks.items() if task["state"] == "skipped"}
-    first = {"checkpoint", "phrases", "written_text", "phrases_store", "phrases_pretraining"}
-    assert skipped == first | OPTIONAL
-    assert {t["state"] for name, t in tasks.items() if name not in skipped} == {"success"}
-    others = {"settings", "trainings", "models", "fine_tunings", "measured", "outcome", FOUND}
-    assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == others
+    assert {task["state"] for task in tasks.values()} == {"success"}
+    others = {"settings", "starts", "trainings", "measurements", "outcome"}
+    assert tasks.keys() - stack.steps("dp_bert", run).keys() == others
     assert step_containers(run) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import Confide, set_options
 
-from tasks.runtime.deployment import Deployment
+pytestmark = pytest.mark.usefixtures("at_home")
 
 SECRET = "zyxsecret"  # represents the private text of a note
 HEADER = ("PatNr", "DokNr", "Datum", "Befund")
@@ -61,7 +61,7 @@ def test_init_proposes_columns_encoding_unit_and_a_rounded_bound(
     assert (code, err) == (0, "")
     assert SECRET not in shown
     assert "confide ledger register station-5 --unit patient" in shown
-    assert not Path(Deployment.from_environment().ledger.removeprefix("sqlite:///")).exists()
+    assert confide.json("ledger") == {}
 
 
 def test_init_knows_the_notes_of_mimic_iv(confide: Confide, tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_init_takes_a_folder_of_texts_for_documents_or_patients(
 @pytest.mark.parametrize(
     ("header", "options", "words"),
     [
-        (("PatNr", "Verlauf"), [], ["no column of text", "--text COLUMN", "PatNr, Verlauf"]),
-        (("PatNr", "Notiz", "Befund"), [], ["hold the text: Notiz, Befund", "--text Notiz"]),
-        (("PatNr", "MRN", "Befund"), [], ["hold the patient: PatNr, MRN", "--patient PatNr"]),
-        (HEADER, ["--patient", "Pat"], ["--patient: it has no column Pat", "PatNr, DokNr"]),
+        (("PatNr", "Verlauf"), [], ["a column of text", "--text COLUMN", "PatNr, Verlauf"]),
+        (("PatNr", "Notiz", "Befund"), [], ["hold the text: Notiz, Befund", "--text COLUMN"]),
+        (("PatNr", "MRN", "Befund"), [], ["hold the patient: PatNr, MRN", "--patient COLUMN"]),
+        (HEADER, ["--patient", "Pat"], ["a header lacks Pat", "PatNr, DokNr"]),
         (("7", SECRET), [], ["may have no header"]),
     ],
 )  # fmt: skip
@@ -110,23 +110,19 @@ def test_init_refuses_what_it_cannot_decide_and_names_the_option(
     assert SECRET not in line and not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("columns", "unit", "words"),
-    [
-        ("text:Note,patient:PatNr", "patient", ["a header lacks Note", "PatNr, DokNr, Datum"]),
-        ("text:Befund", "patient", ["no column of patients", "patient:COLUMN"]),
-    ],
-)
 def test_a_wrong_column_is_refused_before_anything_is_reserved(
-    confide: Confide, tmp_path: Path, columns: str, unit: str, words: list[str]
+    confide: Confide, tmp_path: Path
 ) -> None:
     confide.register()
     before = confide.json("ledger", "history", "notes")
-    settings = set_options(
-        private_format="csv", private_path=write(tmp_path / "ward.csv"), private_dataset="notes",
-        private_columns=columns, unit=unit,
-    )  # fmt: skip
-    line = confide.refused("run", *settings)
-    assert line.startswith("confide: private_columns: ")
-    assert all(word in line for word in words), line
-    assert confide.json("ledger", "history", "notes") == before
+    for header, columns, what in (
+        (HEADER, "text:Note,patient:PatNr", "a header lacks Note. Its columns: PatNr, DokNr,"),
+        (("Bett", "Befund"), "", "no column of patients is named"),
+    ):
+        settings = set_options(
+            private_format="csv", private_path=write(tmp_path / "ward.csv", header),
+            private_dataset="notes", private_columns=columns,
+        )  # fmt: skip
+        line = confide.refused("run", *settings)
+        assert line.startswith("confide: private_columns: ") and what in line, line
+        assert confide.json("ledger", "history", "notes") == before

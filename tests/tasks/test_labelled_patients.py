@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
 from tasks.protocol.specs import EntitiesSpec, RunContext
+from tasks.releases.declarations import declare_public
 from tasks.releases.provenance import private_units
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
@@ -73,6 +75,21 @@ def test_reading_step_hides_whether_private_labels_hold_an_entity(untracked, spe
     (tmp_path / "train" / "b.tsv").write_text("Pain\tO\n\n")
     without = contract.run_step(spec.model_copy(update={"data_version": "2"}), untracked, CONTEXT)
     assert set(with_it.facts) == set(without.facts)
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_scheme_of_private_tags_is_in_no_log(
+    untracked: Deployment, spec: EntitiesSpec, capfd: pytest.CaptureFixture[str], public: bool
+) -> None:
+    if public:
+        for source in spec.sources:
+            declare_public(source.uri, untracked, known_private=False)
+        spec = spec.model_copy(update={"public": True, "dataset": ""})
+    result = contract.run_step(spec, untracked, CONTEXT)
+    assert ("train: the tags are iob2" in capfd.readouterr().err) is public
+    folder = output_folder(untracked, result.outputs["train"]).parent
+    listed = json.loads((folder / "train_quarantine.json").read_text())
+    assert listed["schemes"] == ["iob2"]
 
 
 def test_texts_with_classes_contain_their_patients(untracked, spec, tmp_path):

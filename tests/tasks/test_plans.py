@@ -48,6 +48,7 @@ PRIVATE = {
     "private_format": "text", "private_path": __file__, "private_dataset": "notes",
     "words_per_unit": 16, "epochs": 2, "noise_multiplier": 0.7,
 }  # fmt: skip
+FILES = {"entities_format": "i2b2", "entities_train": "/a", "entities_test": "/b"}
 
 
 def steps_of(**settings: Any) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():
 def test_maskings_are_refused_for_trainings_without_masks_or_dp():
     with pytest.raises(ValueError, match=r"maskings_per_example.*masks nothing"):
         steps_of(model_kind="gpt2", maskings_per_example=2)
-    steps = steps_of()
+    steps = steps_of(entities_format="synthetic")
     for name, reason in (
         ("Public text only / pretraining", "only DP"),
         ("Without privacy / pretraining", "only DP"),
@@ -230,12 +231,42 @@ def test_maskings_are_refused_for_trainings_without_masks_or_dp():
             type(steps[name]).model_validate(data)
 
 
+def test_without_labels_no_model_of_a_private_corpus_is_fine_tuned() -> None:
+    """Labels are made up for the made-up corpus alone, unless the user asks for them."""
+    for unlabelled in ({}, {"entities_format": "none"}):
+        steps = steps_of(**unlabelled)
+        assert not {"entities", "With DP / finetuning"} & steps.keys()
+        assert (steps["reserve"].entities_uri, steps["reserve"].learned) == ("", None)
+        assert steps["budget"].made_up is False
+    for labelled in (steps_of(entities_format="synthetic"), job_steps(JobSettings())):
+        assert {"entities", "With DP / finetuning"} <= labelled.keys()
+    made_up = job_steps(JobSettings(entities_format="none"))
+    assert made_up["budget"].made_up and "entities" not in made_up
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"head": "pairs"}, "head: no labelled text is read"),
+        ({"crf": True, "finetune_epochs": 2}, "crf, finetune_epochs: no labelled text is read"),
+        ({"entities_dataset": "labels"}, "entities_dataset: no labelled text is read"),
+        ({"entities_train": "/a"}, "entities_train: .* give its entities_format"),
+        ({"entities_format": "none", "entities_train": "/a"}, "entities_train: no labelled text"),
+        ({**FILES, "entities_scheme": "bios"}, "entities_scheme: only the format columns"),
+    ],
+)
+def test_settings_of_labels_without_labels_are_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        steps_of(**settings)
+
+
 # --- the total δ of a claim stays below one over the units
 
 
 LABELS = {
-    "entities_format": "i2b2", "entities_train": "/a", "entities_test": "/b",
-    "finetune_privacy": "dp", "entity_types": "problem", "entities_declared_units": 400,
+    **FILES, "finetune_privacy": "dp", "entity_types": "problem", "entities_declared_units": 400,
     "entities_unit": "patient",
 }  # fmt: skip
 TOO_MUCH: list[dict[str, Any]] = [

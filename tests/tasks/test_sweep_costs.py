@@ -19,7 +19,7 @@ from tasks.steps import budget_step as budget
 # The vocabulary is public, so only trainings are charged.
 PUBLIC_LABELS: dict[str, Any] = PRIVATE | {
     "vocabulary_source": "public", "sweep_noise_multipliers": "2", "sweep_batch_sizes": "60",
-    "sweep_epochs": "1",
+    "sweep_epochs": "1", "entities_format": "synthetic",
 }  # fmt: skip
 PRIVATE_LABELS: dict[str, Any] = PUBLIC_LABELS | LABELS | {
     "entities_train": __file__, "entities_test": "", "entities_folds": 5,
@@ -169,7 +169,7 @@ def test_noise_scaled_with_the_root_of_the_batch_keeps_epsilon_similar():
 
 def test_listed_points_inherit_settings_of_the_job():
     settings = SweepSettings.model_validate(
-        PRIVATE
+        PUBLIC_LABELS
         | {"sweep_points": "batch_size=64; epochs=1, finetune_epochs=7", "sweep_epochs": "99"}
     )
     first, second = (settings.job(point) for point in settings.points())
@@ -350,6 +350,7 @@ def test_large_sweep_is_split_into_pages_and_reported_completely(monkeypatch):
 
 
 CAUSAL = {"model_kind": "gpt2"}
+UNLABELLED = {"entities_format": "none"}
 CHECKPOINTS = {"sweep_epochs_from": "checkpoints"}
 OPTUNA = {"sweep_search": "optuna"}
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -383,11 +384,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         CAUSAL | {"sweep_points": "epochs=1; epochs=2,finetune_epochs=2,finetune_batch_size=8"},
         "sweep_points: a causal model is not fine-tuned",
     ),
-    (CAUSAL | {"holdout": 0}, "holdout: causal models are compared by"),
-    (CAUSAL | CHECKPOINTS, "sweep_epochs_from: causal models are compared by"),
+    (CAUSAL | {"holdout": 0}, "holdout: .* compared by the perplexity"),
+    (UNLABELLED | {"holdout": 0}, "holdout: .* compared by the accuracy of masked tokens"),
+    (UNLABELLED | {"sweep_finetune_seeds": 2}, "sweep_finetune_seeds: no labelled text is read"),
+    (CAUSAL | CHECKPOINTS, "sweep_epochs_from: without fine-tuning"),
     (CAUSAL | {"selection": "random-count"}, "selection: random-count chooses by accuracy under"),
-    (CAUSAL | OPTUNA | {"sweep_epochs": "1,2"}, "sweep_search: causal models are compared by"),
-    (CAUSAL | {"sweep_checkpoints": "/a/gpt2"}, "sweep_checkpoints: the perplexity of a causal"),
+    (CAUSAL | OPTUNA | {"sweep_epochs": "1,2"}, "sweep_search: without fine-tuning"),
+    (CAUSAL | {"sweep_checkpoints": "/a/gpt2"}, "sweep_checkpoints: without fine-tuning"),
 ]
 
 

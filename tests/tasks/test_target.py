@@ -1,7 +1,5 @@
 """A job with a target ε: σ and the parts follow from it, and the run costs at most that much."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -12,13 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from dp_core.config.data import TagScheme
 from dp_core.data.corpus import Document
 from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.readers.documents import read_plain_text
-from dp_core.data.readers.entity_formats import read_columns, read_i2b2, read_pubtator
+from dp_core.data.readers.entity_formats import read_columns, read_i2b2
 from dp_core.data.readers.labelled_texts import read_texts
+from dp_core.data.readers.note_tables import SUFFIXES, layout_of, read_table
 from dp_core.data.readers.quarantine import Quarantine
-from dp_core.data.readers.tables import SUFFIXES, layout_of, read_table
+from dp_core.data.readers.standoff_formats import read_brat, read_i2b2_xml, read_pubtator
 from dp_core.errors import BadInput
 
 Item = TypeVar("Item")
@@ -30,7 +32,7 @@ def corpus_readers(columns: str = "", *, public: bool = False) -> Mapping[str, R
     """Return the readers of documents by format.
 
     Args:
-        columns: the columns of a table; see `tables.Layout.parse`.
+        columns: the columns of a table; see `note_tables.Layout.parse`.
         public: whether the text is public.
     """
     tables = {
@@ -40,12 +42,21 @@ def corpus_readers(columns: str = "", *, public: bool = False) -> Mapping[str, R
     return {"text": partial(read_plain_text, public=public), **tables}
 
 
-def sentence_readers(*, public: bool = False) -> Mapping[str, Reader[Sentence]]:
-    """Return the readers of sentences with entities by format; as `corpus_readers`."""
+def sentence_readers(
+    *, public: bool = False, scheme: TagScheme | None = None
+) -> Mapping[str, Reader[Sentence]]:
+    """Return the readers of sentences with entities by format.
+
+    Args:
+        public: whether the text is public.
+        scheme: the scheme of the tags of `columns`; None: each scheme is read.
+    """
     return {
-        "i2b2": read_i2b2,  # folders of .txt and .con
-        "columns": partial(read_columns, public=public),  # token and tag; .tsv in a folder
-        "pubtator": read_pubtator,  # .txt in a folder
+        "i2b2": read_i2b2,  # folders of .txt and .con or .extent
+        "i2b2-2012": read_i2b2_xml,  # .xml
+        "columns": partial(read_columns, public=public, scheme=scheme),  # token and tag
+        "brat": read_brat,  # folders of .txt and .ann
+        "pubtator": read_pubtator,  # .txt
     }
 
 
@@ -81,10 +92,15 @@ def read_corpus(
 
 
 def read_sentences(
-    format: str, path: Path | str, quarantine: Quarantine | None = None, *, public: bool = False
+    format: str,
+    path: Path | str,
+    quarantine: Quarantine | None = None,
+    *,
+    public: bool = False,
+    scheme: TagScheme | None = None,
 ) -> Iterator[Sentence]:
     """Yield the sentences of a file or folder; as `read_corpus`, of `sentence_readers`."""
-    readers = sentence_readers(public=public)
+    readers = sentence_readers(public=public, scheme=scheme)
     return _read(readers, "an entities", format, Path(path), quarantine)
 
 

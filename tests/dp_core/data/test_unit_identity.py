@@ -276,6 +276,20 @@ def write_i2b2(notes: Sequence[Note], folder: Path) -> None:
     write_patients(notes, folder)
 
 
+def write_brat(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
+        (folder / f"{note.document}.ann").write_text("")
+    write_patients(notes, folder)
+
+
+def write_i2b2_2012(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        text = "\n".join(note.pieces)
+        (folder / f"{note.document}.xml").write_text(f"<TEXT><![CDATA[{text}]]></TEXT>")
+    write_patients(notes, folder)
+
+
 def write_columns(notes: Sequence[Note], folder: Path) -> None:
     for note in notes:
         sentences = ("".join(f"{word}\tO\n" for word in p.split()) for p in note.pieces)
@@ -320,6 +334,8 @@ FORMATS = (
     Format("Csv", "corpus csv", write_csv, list),
     Format("Parquet", "corpus parquet", write_parquet, list),
     Format("I2b2", "sentences i2b2", write_i2b2, with_ids),
+    Format("I2b2Of2012", "sentences i2b2-2012", write_i2b2_2012, with_ids),
+    Format("Brat", "sentences brat", write_brat, with_ids),
     Format("Columns", "sentences columns", write_columns, with_ids),
     Format("Pubtator", "sentences pubtator", write_pubtator, with_ids),
     Format("JsonlClasses", "classes jsonl", write_jsonl_classes, with_missing_ids),

@@ -13,6 +13,7 @@ from report_examples import (
     causal_sweep_report,
     job_report,
     sweep_report,
+    with_models,
 )
 
 from dp_core.audit.protocol import AuditRecord, Finding, NullDistribution
@@ -201,6 +202,19 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
     assert point[private]["withheld"] and point[private]["value"] is None
     assert (full[private]["value"], full[private]["label"]) == (431.7, Label.OPERATOR)
     assert not {title for title in point if title.startswith(("Entity", "MLM"))}
+
+
+@pytest.mark.parametrize("made", [job_report, sweep_report])
+def test_models_without_fine_tuning_are_compared_by_masked_accuracy(
+    made: Callable[[], Report],
+) -> None:
+    untuned = {"f1": None, "f1_by_type": {}, "interval": None, "spread": None, "saved": ()}
+    whole = report_page(with_models(made(), **untuned), Edition.OPERATOR)
+    titles = [header["name"] for header in whole.tables[0].to_json()["headers"]]
+    assert titles.count("MLM accuracy") == 2 and "Entity F1" not in titles
+    assert "F1" not in "".join(table.caption for table in whole.tables)
+    assert "entities" not in {drawing.key for drawing in whole.drawings}
+    assert "Strict entity F1" not in whole.html
 
 
 def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:

@@ -1,8 +1,8 @@
 """Documents from tables whose columns have names: CSV, Parquet and JSON lines.
 
 A column has a role: `text`, `patient`, `document`, `admission`, `date` (of the note) or `error` (a
-mark of withdrawn notes). The settings name the columns, or common English and German names are
-recognised (all roles but `date`). If several columns could have a role, the table is refused.
+mark of withdrawn notes). The settings name columns; common English and German names of the other
+roles, except `date`, are recognised. If several columns could have a role, the table is refused.
 
 The date is part of a document's name. With a column of documents, two dates are two documents,
 since some hospitals number their documents anew each year. Without one, all text of a patient with
@@ -19,7 +19,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -108,32 +108,32 @@ class Layout:
         Raises:
             BadInput: a column is missing, or several columns could have a role.
         """
-        candidates, needed = recognised(names), {"text"}
-        del candidates["date"]
-        if self.columns:
-            columns = {"text": "", **self.columns}
-            candidates = {
-                role: [place for place, name in enumerate(names) if _same(name) == _same(column)]
-                for role, column in columns.items()
-            }
-            needed = columns.keys() - self.optional
+        candidates = recognised(names) | {"date": []}
+        for role, column in self.columns.items():
+            candidates[role] = [n for n, name in enumerate(names) if _same(name) == _same(column)]
+        needed = {"text", *self.columns} - self.optional
         missing = [role for role in candidates if role in needed and not candidates[role]]
+        several = next((role for role in candidates if len(candidates[role]) > 1), None)
         if missing:
             lacks = " and ".join(self.columns.get(role, f"a column of {role}") for role in missing)
             raise PrivateTextRefusal(f"a header lacks {lacks}", fix=self._fix(names))
-        for role, places in candidates.items():
-            if len(places) > 1:
-                raise PrivateTextRefusal(
-                    f"several columns could hold the {role}", fix=self._fix(names)
-                )
+        if several:
+            columns = ", ".join(names[place] for place in candidates[several])
+            what = f"several columns could hold the {several}: {columns}"
+            raise PrivateTextRefusal(what, fix=f"Name one of them: {several}:COLUMN.")
         return {role: places[0] for role, places in candidates.items() if places}
 
     def _fix(self, names: Sequence[str]) -> str:
-        known = {_same(column) for column in self.columns.values()}
-        shown = shown_names(names, known)
-        if not shown:
-            return "It may have no header: its first line must name the columns."
-        return f"Its columns: {shown}. Name those to read: text:NAME,patient:NAME."
+        """Return a remedy with the names of the columns, unless they may be a row of text.
+
+        The first line of a file without a header is private. Names are shown only if all of them
+        are short words, and at least one of them is a common name or is among those of the layout.
+        """
+        named = {_same(column) for column in self.columns.values()}
+        is_known = any(recognised(names).values()) or any(_same(name) in named for name in names)
+        if is_known and all(map(_NAME.fullmatch, names)):
+            return f"Its columns: {', '.join(names)}. Name those to read: text:COLUMN."
+        return "It may have no header: its first line must name the columns."
 
 
 NOTEEVENTS = Layout(
@@ -162,16 +162,6 @@ def recognised(names: Sequence[str]) -> dict[str, list[int]]:
         wanted = [first] if first in plain else others
         candidates[role] = [place for place, name in enumerate(plain) if name in wanted]
     return candidates
-
-
-def shown_names(names: Sequence[str], known: Iterable[str] = ()) -> str:
-    """Return the names of columns for a message, or an empty string if they may be a row of text.
-
-    The first line of a file without a header is private. Names are shown only if all of them are
-    short words, and at least one of them is a common name or is among the known ones.
-    """
-    is_known = any(recognised(names).values()) or any(_same(name) in known for name in names)
-    return ", ".join(names) if is_known and all(map(_NAME.fullmatch, names)) else ""
 
 
 def read_table(
@@ -209,7 +199,7 @@ def layout_of(format: str, columns: str = "") -> Layout:
     return NOTEEVENTS if format == "noteevents" else Layout.parse(columns)
 
 
-def columns_of(path: Path, *, format: str, layout: Layout) -> dict[str, str]:
+def columns_of(path: Path, format: str, layout: Layout) -> dict[str, str]:
     """Return the column of each role in a file, or in the first file of a folder.
 
     Only the header is read; of JSON lines, the keys of the first objects.
@@ -217,11 +207,11 @@ def columns_of(path: Path, *, format: str, layout: Layout) -> dict[str, str]:
     Raises:
         BadInput: the file cannot be read, or a column is missing or ambiguous.
     """
-    names = header_of(path, format=format, layout=layout)
+    names = header_of(path, format, layout)
     return {role: names[place] for role, place in layout.roles(names).items()}
 
 
-def header_of(path: Path, *, format: str, layout: Layout) -> list[str]:
+def header_of(path: Path, format: str, layout: Layout) -> list[str]:
     """Return the names of the columns of a file, or of the first file of a folder.
 
     Raises:
@@ -236,11 +226,9 @@ def header_of(path: Path, *, format: str, layout: Layout) -> list[str]:
         if format == "parquet":
             with _parquet(file) as table:
                 return list(table.schema_arrow.names)
-        with open_bytes(file) as stream:
-            try:
-                return _csv(stream, layout)[0]
-            except _Broken:
-                return []
+        with open_bytes(file) as stream, suppress(_Broken):
+            return _csv(stream, layout)[0]
+    return []
 
 
 def _document(row: Mapping[str, Any]) -> Document | Reason | None:
@@ -331,12 +319,9 @@ def _csv(stream: IO[bytes], layout: Layout) -> tuple[list[str], Iterator[tuple[i
     """
     rows = _whole_rows(stream, layout.encoding)
     number, header = next(rows, (1, ""))
-    if not is_unicode(header):
-        is_utf_16 = header.startswith(("\udcff\udcfe", "\udcfe\udcff"))
-        raise PrivateTextRefusal(
-            f"a header is {'UTF-16' if is_utf_16 else 'not UTF-8'}",
-            fix="Save it as UTF-8, or name its encoding among the columns: encoding:windows-1252.",
-        )
+    if not is_unicode(header) or "\0" in header:
+        what = f"a header is {'UTF-16' if chr(0) in header else 'not UTF-8'}"
+        raise PrivateTextRefusal(what, fix="Save it as UTF-8, or name encoding:windows-1252.")
     delimiter = layout.delimiter or max(DELIMITERS.values(), key=partial(_divided, header))
     names = [name.strip() for name in _cells(header, number, delimiter)] if header else []
     return names, ((number, _cells(row, number, delimiter)) for number, row in rows)
