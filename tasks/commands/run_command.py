@@ -112,8 +112,7 @@ def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the JSON schema and the value of each setting, in the order of the form's sections."""
     values = settings.model_dump(mode="json")
     fields = type(settings).form_schema()
-    ordered = sorted(fields, key=lambda name: str(fields[name]["section"]))
-    return {name: fields[name] | {"value": values[name]} for name in ordered}
+    return {name: field | {"value": values[name]} for name, field in fields.items()}
 
 
 def _show(described: dict[str, dict[str, Any]]) -> None:
