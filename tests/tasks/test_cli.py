@@ -249,13 +249,18 @@ REGISTER = ["ledger", "register", "--unit=patient"]
     [
         (["run", "--set", "epochs=-1"], "epochs"),
         (["run", "--set", "epochs=-1"], "Nothing was spent."),
-        (["run", "--set", "xyzzy=1"], "unknown setting. Names: confide run --show-settings"),
+        (
+            ["run", "--set", "xyzzy=1"],
+            "unknown setting. Names: confide run --show-settings. Nothing was",
+        ),
         (["run", "--set", "noise_multiplyer=1"], "setting. Did you mean noise_multiplier? Names"),
-        (["run", "--set", "target_epsilon=3"], "unknown setting. No setting holds the ε of a"),
-        (["run", "--set", "epsilon=3"], "`confide calibrate` and `confide advise` return σ"),
+        (["run", "--set", "epsilon=3"], "unknown setting. target_epsilon is the ε of a run"),
         (["run", "--set", "selection=random-count"], "selection: belongs to dp_sweep"),
         (["run", "--set", "device=xpu"], "settings: device: must be cpu, mock-tpu:N"),
-        (["run", "--set", "declared_units=100"], "settings: batch_size is above declared_units"),
+        (
+            ["run", "--set", "declared_units=100", "--set", "batch_size=256"],
+            "batch_size is above declared_units",
+        ),
         (["run", "dp_sweep", "--set", "sweep_epochs=e"], "sweep_epochs: 'e' is not a number"),
         (["run", "dp_sweep", "--set", "foo=1"], "Names: confide run dp_sweep --show-settings"),
         (["run", "--set", "epochs"], "not key=value"),
