@@ -69,6 +69,7 @@ COMMON_NAMES = {
     "error": "iserror",
     "date": "date notedate charttime datum befunddatum berichtdatum dokumentdatum",
 }
+NOTEEVENTS = "text:TEXT,patient:SUBJECT_ID,delimiter:comma"
 _ERROR_MARKS = frozenset({"1", "1.0", "true", "t"})
 _LONGEST_ROW = 2 * LONGEST  # bytes; a longer row means broken quoting, not a long note
 _OBJECTS = 1000  # JSON lines whose keys are the columns of a file
@@ -83,14 +84,12 @@ class Layout:
     """The columns of a table, and the form of a CSV file.
 
     Attributes:
-        columns: the column of each role; recognised by common names if it is empty.
-        optional: roles whose columns may be missing.
+        columns: the columns of some roles; those of others are recognised by common names.
         delimiter: between the cells of CSV; empty for the one that the header has most often.
         encoding: of CSV; `utf-8` or `windows-1252`.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    optional: frozenset[str] = frozenset()
     delimiter: str = ""
     encoding: str = "utf-8"
 
@@ -111,8 +110,8 @@ class Layout:
         candidates = recognised(names) | {"date": []}
         for role, column in self.columns.items():
             candidates[role] = [n for n, name in enumerate(names) if _same(name) == _same(column)]
-        needed = {"text", *self.columns} - self.optional
-        missing = [role for role in candidates if role in needed and not candidates[role]]
+        needed = dict.fromkeys(("text", *self.columns))
+        missing = [role for role in needed if not candidates[role]]
         several = next((role for role in candidates if len(candidates[role]) > 1), None)
         if missing:
             lacks = " and ".join(self.columns.get(role, f"a column of {role}") for role in missing)
@@ -134,19 +133,6 @@ class Layout:
         if is_known and all(map(_NAME.fullmatch, names)):
             return f"Its columns: {', '.join(names)}. Name those to read: text:COLUMN."
         return "It may have no header: its first line must name the columns."
-
-
-NOTEEVENTS = Layout(
-    {
-        "text": "TEXT",
-        "patient": "SUBJECT_ID",
-        "document": "ROW_ID",
-        "admission": "HADM_ID",
-        "error": "ISERROR",
-    },
-    optional=frozenset({"document", "admission", "error"}),
-    delimiter=",",
-)
 
 
 def _same(name: str) -> str:
@@ -196,7 +182,7 @@ def read_table(
 
 def layout_of(format: str, columns: str = "") -> Layout:
     """Return the layout of a table from its format and the setting that names its columns."""
-    return NOTEEVENTS if format == "noteevents" else Layout.parse(columns)
+    return Layout.parse(NOTEEVENTS if format == "noteevents" else columns)
 
 
 def columns_of(path: Path, format: str, layout: Layout) -> dict[str, str]:
@@ -269,23 +255,28 @@ def _documents(
 
 
 def _json_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
-    optional = frozenset(layout.columns) - {"text"}  # each object may lack others
-    roles_of = lru_cache(partial(_roles_of_object, replace(layout, optional=optional)))
+    roles_of = lru_cache(partial(_roles_of_object, layout))
     for number, row in json_objects(file):
         if isinstance(row, Reason):
             yield number, row
-            continue
-        columns = roles_of(tuple(row))
-        document = None if columns is None else {role: row[name] for role, name in columns.items()}
-        yield number, Reason.WRONG_FIELD if document is None else _document(document)
+        elif roles := roles_of(tuple(row)):
+            yield number, _document({role: row[key] for role, key in roles.items()})
+        else:
+            yield number, Reason.WRONG_FIELD
 
 
-def _roles_of_object(layout: Layout, keys: tuple[str, ...]) -> dict[str, str] | None:
-    """Return the key of each role in one object, whose columns depend on its own keys alone."""
+def _roles_of_object(layout: Layout, keys: tuple[str, ...]) -> dict[str, str]:
+    """Return the key of each role in one object, by its own keys alone; none without a text.
+
+    An object may lack the key of any other role.
+    """
+    there = set(map(_same, keys))
+    columns = {r: c for r, c in layout.columns.items() if r == "text" or _same(c) in there}
     try:
-        return {role: keys[place] for role, place in layout.roles(keys).items()}
+        places = replace(layout, columns=columns).roles(keys)
     except BadInput:
-        return None
+        return {}
+    return {role: keys[place] for role, place in places.items()}
 
 
 # --- CSV
