@@ -10,6 +10,7 @@ from airflow.sdk import Param, TriggerRule, dag
 from dags import launcher
 from dags.experiment import RunPlan, experiment
 from dags.launcher.step_operator import PAGE_MARK
+from dp_core.config.fields import GRID
 from tasks.protocol.points import TRAINING_AXES
 from tasks.protocol.settings import PAGE
 from tasks.protocol.sweep import SweepSettings
@@ -27,7 +28,7 @@ FORM[launcher.THIS_PAGE] = Param(
     type="integer",
     allOf=[{"minimum": 1}],
     title="Page",
-    section=FORM["sweep_points"].schema["section"],
+    section=GRID,
     description=f"A run holds {PAGE:,} points; a larger sweep continues in further runs, each "
     "started by the previous one. Leave it at 1.",
 )
@@ -61,7 +62,7 @@ class StartNextPage(TriggerDagRunOperator):
     doc_md="""
 ### Train over a grid, and draw ε and F1 against each setting
 
-The grid is in the form's first section. All steps before the private training run once and are
+The grid is in a section of the form. All steps before the private training run once and are
 shared by the points, and with `dp_bert` if the settings agree. **Every private training, with each
 of its seeds, is a separate release and is charged.** Points that differ only in fine-tuning share
 one training. With *Epochs from: checkpoints*, points that differ only in epochs share one, too.

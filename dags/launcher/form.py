@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
 from dags.launcher.step_operator import launcher
-from dp_core.config.fields import Config, one_line
+from dp_core.config.fields import ESSENTIALS, Config, one_line
 from tasks.protocol.job import missing_file
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import (
@@ -93,21 +93,27 @@ def form(model: type[Config], overrides: Mapping[str, Any] | None = None) -> dic
     properties = model.form_schema()
     defaults = {name: field.get("default") for name, field in properties.items()}
     defaults |= dict(overrides or {})
-    in_order = sorted(properties, key=lambda name: str(properties[name].get("section", "")))
-    settings = {name: _param(properties[name], defaults[name]) for name in in_order}
+    settings = {name: _param(properties[name], defaults[name]) for name in properties}
     if not (presets := presets_of(model)):
         return settings
-    first = properties[in_order[0]]["section"]
-    chosen = Param(
+    preset = Param(
         NO_PRESET,
-        type="string",
+        type=["null", "string"],
         enum=[NO_PRESET, *presets],
         title="Preset",
-        section=first,
+        section=ESSENTIALS,
         description="A named set of settings (tasks/presets). It replaces the fields below that "
         "have their default value; fields that you change keep your value.",
     )
-    return {PRESET: chosen, **settings}
+    plan_only = Param(
+        False,
+        type=["null", "boolean"],
+        title="Only plan",
+        section=ESSENTIALS,
+        description="The run ends after the task Budget. Its log has the ε of each data set, "
+        "whether the run fits the budget, and advice. No text is read and nothing is charged.",
+    )
+    return {PRESET: preset, PLAN_ONLY: plan_only, **settings}
 
 
 def with_form(dag: DAG, fields: Mapping[str, Param]) -> DAG:
@@ -127,9 +133,11 @@ def _param(field: Mapping[str, Any], default: Any) -> Param:
         # Inside `allOf`, the server checks the bounds and returns the reason. Next to `type`, the
         # browser would also clamp the value silently, and another job would run.
         schema["allOf"] = [bounds]
-    if default is None or (schema.get("type") == "string" and default == ""):
-        schema["type"] = ["null", schema["type"]]  # the form sends null for a field left empty
-        schema |= {"enum": [*schema["enum"], None]} if default is None and "enum" in schema else {}
+    # The form sends null for a field left empty, which then has its default value. It marks fields
+    # of other types by a star.
+    schema["type"] = ["null", schema["type"]]
+    if default is None and "enum" in schema:
+        schema |= {"enum": [*schema["enum"], None], "values_display": {"null": "automatic"}}
     limits = ", ".join(_BOUNDS[key].format(_number(value)) for key, value in bounds.items())
     parts = [field.get("description", ""), f"({limits})" if limits else ""]
     return Param(default, description=" ".join(filter(None, parts)) or field["title"], **schema)

@@ -12,14 +12,15 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-# The sections that most users need come first; the others are advanced.
-GRID = "0. Grid"
-DATA, PRIVACY, MODEL, TRAINING = "1. Data", "2. Privacy", "3. Model", "4. Training"
-MORE_DATA = "5. Advanced: data"
-MORE_PRIVACY = "6. Advanced: privacy"
-MORE_TRAINING = "7. Advanced: model and training"
-PRIVATE_LABELS = "8. Advanced: private labels"
-AUDIT_AND_RUN = "9. Advanced: audit and run"
+# The sections of the form and of the command line: the settings that most users need, then others.
+ESSENTIALS, GRID = "Essentials", "Grid of the sweep"
+MORE_DATA, MORE_PRIVACY = "Expert: data", "Expert: privacy"
+MORE_TRAINING = "Expert: model and training"
+PRIVATE_LABELS, AUDIT_AND_RUN = "Expert: private labels", "Expert: audit and run"
+_SECTIONS = (
+    *(ESSENTIALS, GRID, MORE_DATA, MORE_PRIVACY, MORE_TRAINING),
+    *(PRIVATE_LABELS, AUDIT_AND_RUN),
+)
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 NAME_OR_NONE = rf"^$|{NAME}"
@@ -118,9 +119,13 @@ class Config(BaseModel):
 
     @classmethod
     def form_schema(cls) -> dict[str, Any]:
-        """Return the JSON schema of each setting; those that may be empty have one type."""
-        schema = cls.model_json_schema(schema_generator=_FormSchema)
-        return dict(schema["properties"])
+        """Return the JSON schema of each setting, section by section.
+
+        Settings that may be empty have one type.
+        """
+        fields = cls.model_json_schema(schema_generator=_FormSchema)["properties"]
+        ordered = sorted(fields, key=lambda name: _SECTIONS.index(fields[name]["section"]))
+        return {name: fields[name] for name in ordered}
 
     def part(self, concern: type[AnyConfig], **changes: Any) -> AnyConfig:
         """Return this configuration's values of one concern, with changes.

@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dp_core.config.fields import (
+    ESSENTIALS,
     MORE_PRIVACY,
     MORE_TRAINING,
-    PRIVACY,
     WHOLE_NUMBERS,
     Config,
     setting,
@@ -66,7 +66,7 @@ def refuse_large_delta(
         )
 
 
-class UnitConfig(Config, section=PRIVACY):
+class UnitConfig(Config, section=ESSENTIALS):
     """The privacy unit of vocabulary and training, and public bounds on it.
 
     Attributes:
@@ -219,7 +219,7 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
             where the gain is largest.
     """
 
-    noise_multiplier: NoiseMultiplier | None = setting(0.875, "Noise multiplier σ", section=PRIVACY)
+    noise_multiplier: NoiseMultiplier | None = setting(0.875, "Noise multiplier σ")
     delta: Delta = setting(1e-6, "Training: δ")
     clip_norm: ClipNorm = setting(1.0, "Clip norm")
     clipping: Literal["flat", "automatic", "adaptive"] = setting("flat", "Clipping")

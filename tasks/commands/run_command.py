@@ -59,7 +59,7 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
     try:
         settings = settings_from(JOBS[job], **options)
     except BadInput as error:
-        fix = " ".join(filter(None, (error.fix, "Nothing was spent.")))
+        fix = ". ".join(filter(None, (error.fix.removesuffix("."), "Nothing was spent.")))
         raise BadInput(error.what, where=error.where, fix=fix) from None
     deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]
@@ -112,8 +112,7 @@ def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the JSON schema and the value of each setting, in the order of the form's sections."""
     values = settings.model_dump(mode="json")
     fields = type(settings).form_schema()
-    ordered = sorted(fields, key=lambda name: str(fields[name]["section"]))
-    return {name: fields[name] | {"value": values[name]} for name in ordered}
+    return {name: field | {"value": values[name]} for name, field in fields.items()}
 
 
 def _show(described: dict[str, dict[str, Any]]) -> None:

@@ -24,17 +24,14 @@ from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsC
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
     COLUMNS_OR_NONE,
-    DATA,
-    MODEL,
+    ESSENTIALS,
     MORE_DATA,
     MORE_TRAINING,
     NAME,
     NAME_OR_NONE,
     NUMBERS_OR_NONE,
     POINTS_OR_NONE,
-    PRIVACY,
     PRIVATE_LABELS,
-    TRAINING,
     TYPES_OR_NONE,
     listed_points,
     numbers,
@@ -86,7 +83,7 @@ _OF_LABELS = (*TaggingConfig.model_fields, "entity_types", "class_names")
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
 
-class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
+class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
     """Settings of the private corpus, the public corpus and the labelled text.
 
     Attributes:
@@ -373,10 +370,10 @@ class JobSettings(
     """
 
     target_epsilon: float | None = setting(
-        None, "Target ε", section=PRIVACY, ge=LEAST_EPSILON, le=MOST_EPSILON
+        None, "Target ε", section=ESSENTIALS, ge=LEAST_EPSILON, le=MOST_EPSILON
     )
-    target_delta: Delta | None = setting(None, "Target δ", section=PRIVACY)
-    epochs: float = setting(6.0, "Epochs", section=TRAINING, gt=0, le=10_000)
+    target_delta: Delta | None = setting(None, "Target δ", section=ESSENTIALS)
+    epochs: float = setting(6.0, "Epochs", section=ESSENTIALS, gt=0, le=10_000)
     # The models that private trainings start from, by the names of their steps.
     starts: ClassVar[Mapping[str, Point]] = {
         "public_pretraining": Point(baseline="public-training"),
@@ -385,7 +382,7 @@ class JobSettings(
     audited: ClassVar[bool] = True  # whether an audit by canaries is possible
 
     kept_epochs: str = setting("", "Keep the model after these epochs", pattern=NUMBERS_OR_NONE)
-    public_model: str = setting("", "Public model to start from", section=MODEL, path=True)
+    public_model: str = setting("", "Public model to start from", section=ESSENTIALS, path=True)
     private_start: Literal["public", "fresh"] = setting("public", "Private training: start")
     more_trainings: str = setting("", "More private trainings", pattern=POINTS_OR_NONE)
     nonprivate: bool = setting(None, "Compare with non-private training")
