@@ -109,6 +109,7 @@ def job_report(
         **header_of(spec, context, dp, released_by(spec, points)),
         omissions=omission_facts(shared),
         audit=audit,
+        why_not_audited="" if "audit" in dp else "its training has no audit canaries",
         occurrences=_occurrences(shared["private_store"]),
         models=tuple(
             model_row(spec.points[name], points[name], float(spec.settings["epochs"]))
@@ -622,6 +623,7 @@ def sweep_report(
         **header,
         omissions=omission_facts(_shared_results(spec, context)),
         is_sweep=True,
+        why_not_audited="a sweep has no audit canaries",
         models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
         notes=_notes(missing),
     )
@@ -675,7 +677,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
             for axis in FINETUNING_AXES
             if any(getattr(point, axis) is not None for point in varied)
         },
-        spread=_spread(replicates) if tuned else _spread_of_perplexity(scored),
+        spread=_spread(replicates) if tuned else _spread_over_seeds(scored),
         best_three=_best_three(replicates) if tuned else None,
     )
 
@@ -689,9 +691,13 @@ def _spread(replicates: Replicates) -> MeanF1 | None:
         return None
 
 
-def _spread_of_perplexity(models: Iterable[Input]) -> MeanF1 | None:
-    """Return the spread of perplexity on private text over seeds, or None for a single seed."""
-    values = [last_values(model.result).get("perplexity_private") for model in models]
+def _spread_over_seeds(models: Iterable[Input]) -> MeanF1 | None:
+    """Return the spread over seeds of the score on private text, or None for a single seed."""
+    names = "perplexity_private", "mlm_accuracy_private"
+    values = [
+        next((scores[name] for name in names if name in scores), None)
+        for scores in (last_values(model.result) for model in models)
+    ]
     known = [value.value for value in values if value is not None]
     return mean_over_seeds(known) if len(known) == len(values) > 1 else None
 

@@ -42,8 +42,14 @@ Value = Labelled | Withheld | None  # None: not measured
 
 
 def measure_of(rows: Iterable[ModelRow]) -> Measure:
-    """Return the measure by which the models of the rows are compared."""
-    return ACCURACY if any(row.accuracy is not None for row in rows) else F1
+    """Return the measure by which models of the rows are compared, without labels `MASKED`."""
+    scored = {
+        measure
+        for row in rows
+        for measure, score in ((ACCURACY, row.accuracy), (F1, row.f1))
+        if score is not None
+    }
+    return next((measure for measure in (ACCURACY, F1) if measure in scored), MASKED)
 
 
 def compared_by(points: Iterable[ModelRow]) -> Measure:
@@ -98,6 +104,12 @@ ACCURACY = Measure(
     "Class",
     "accuracy",
     "F1 of each class, and the share of texts with the correct class",
+)
+MASKED = Measure(
+    "MLM accuracy",
+    "MLM accuracy",
+    "private text, %",
+    "MLM accuracy, private text",
 )
 PERPLEXITY = Measure(
     "Perplexity",
@@ -218,11 +230,13 @@ class ModelRow:
 
     @property
     def compared(self) -> Value:
-        """The compared value: the score, or a causal model's perplexity on private text.
+        """The compared value: the score, or without labels the one on private text.
 
-        The perplexity on private text is for the operator only.
+        Values on private text are for the operator only.
         """
-        return self.perplexity_private if self.is_causal else self.score
+        if self.is_causal:
+            return self.perplexity_private
+        return self.mlm_private if self.score is None else self.score
 
     @property
     def audits(self) -> tuple[Exposures, ...]:
@@ -286,6 +300,7 @@ class Report:
     models: tuple[ModelRow, ...]  # of a sweep: one row per setting
     is_sweep: bool = False
     audit: AuditRecord | None = None  # of the training of the DP model
+    why_not_audited: str = ""  # the reason; empty if the training was audited
     against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
     # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)

@@ -14,13 +14,14 @@ from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     F1,
+    MASKED,
+    PERPLEXITY,
     Exposures,
     Measure,
     ModelRow,
     Report,
     Withheld,
     compared_by,
-    measure_of,
 )
 from tasks.report.tables import (
     NOT_MEASURED,
@@ -69,6 +70,8 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
     measure = compared_by(models)
     named = not is_sweep or any(model.baseline for model in models)
     title = _model_of if is_sweep else attrgetter("name")
+    score = Header(measure.column, measure.unit)
+    compared: list[Column] = [(score, lambda m: measured(m.compared, percent=measure.is_share))]
     columns: list[Column] = []
     if named:
         columns.append((Header("Model", numeric=False), lambda model: name(title(model))))
@@ -79,11 +82,8 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
     columns += [
         (Header("ε_T", "training"), lambda model: _public(model.epsilon_training)),
         *cost_columns(models, unit),
-        *(_MASKED if measure.is_share else _CAUSAL),
-        (
-            Header(measure.column, measure.unit),
-            lambda model: measured(model.compared, percent=measure.is_share),
-        ),
+        *(_OF_MASKED if measure.is_share else _OF_CAUSAL),
+        *(() if measure is MASKED else compared),
         *_spread_columns(models),
         (_EXPOSURES[0], lambda model: _exposure_cells(model.exposures)[0]),
         (_EXPOSURES[1], lambda model: _exposure_cells(model.exposures)[1]),
@@ -109,11 +109,11 @@ def _public(value: float) -> Cell:
     return number(value, Label.PUBLIC)
 
 
-_MASKED: tuple[Column, ...] = (
+_OF_MASKED: tuple[Column, ...] = (
     (Header("MLM accuracy", "public text, %"), lambda model: percentage(model.mlm_public)),
     (Header("MLM accuracy", "private text, %"), lambda model: percentage(model.mlm_private)),
 )
-_CAUSAL: tuple[Column, ...] = (
+_OF_CAUSAL: tuple[Column, ...] = (
     (Header("Perplexity", "public text, by token"), lambda m: measured(m.perplexity_public)),
 )
 _EXPOSURES = Header("Exposure", "mean, bits"), Header("Exposure", "largest, bits")
@@ -256,9 +256,11 @@ def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
     if not seen:
         return ()
     most = max(seen, key=lambda spread: spread.replicates)
-    if not compared_by(points).is_share:
+    measure = compared_by(points)
+    if measure in (MASKED, PERPLEXITY):
+        better = "" if measure.is_share else "; lower is better"
         return (
-            "Perplexity is measured on held-out text; lower is better. It is the mean of up to "
+            f"{measure.column} is measured on held-out text{better}. It is the mean of up to "
             f"{most.seeds} trainings with different seeds, with Student's interval over them. The "
             "interval does not include the variation of the shared text, vocabulary and public "
             "pre-training. The total ε covers all trainings of a row.",
@@ -269,7 +271,7 @@ def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
         source = f"the mean of {most.replicates} fine-tunings ({replicates})"
     drawn = " and seeds" if most.seeds > 1 else ""
     notes = (
-        f"{measure_of(points).short} is {source}; its interval is a bootstrap over test "
+        f"{measure.short} is {source}; its interval is a bootstrap over test "
         f"documents{drawn}. The interval does not include the variation of the shared vocabulary "
         "and public pre-training. The total ε covers all trainings of a row.",
     )

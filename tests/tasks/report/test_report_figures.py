@@ -67,7 +67,7 @@ SHOWN = {
         "Exposure, bits", "Expected occurrences, units",
     ),
     "training": (
-        "ε", "ε spent by DP training", "Training loss, nats per prediction",
+        "ε", "ε spent by DP training (right axis)", "Training loss, nats per prediction",
         "MLM accuracy on public text",
     ),
     "entities": ("66.5", "71.9", "68.3", "74.2"),  # the value of each bar

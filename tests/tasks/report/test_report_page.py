@@ -80,9 +80,9 @@ def _bare(**fields: object) -> Report:
 
 
 def test_banner_names_the_edition_made_up_data_and_known_seeds() -> None:
-    assert "Made-up or public data." in PAGES["made up"].html
+    assert "made up or public" in PAGES["made up"].html
     assert "do not publish" in PAGES["operator"].html
-    assert "Publishable edition." in PAGES["publishable"].html
+    assert "Public edition.</b> Unprotected" in PAGES["publishable"].html
     seeded = _bare(known_seed=True)
     assert "Not private: known seed." in report_page(seeded, Edition.OPERATOR).html
     assert "known seed" not in PAGES["made up"].html
