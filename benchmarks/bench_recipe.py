@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_recipe [--only NAME;…] [--seeds 0,1] [--whole] [--minutes 9]
     python -m benchmarks.bench_recipe --curve dp_core/privacy/gain_curve.json   # existing results
-    python -m benchmarks.bench_recipe --table       # into docs/adr/0021-training-under-noise.md
+    python -m benchmarks.bench_recipe --table       # into docs/measurements.md
 
 Writes benchmarks/results/recipe.json: MLM accuracy on held-out private rows after DP pre-training
 of one public model on the demo's made-up notes, by recipe, number of patients and seed. Existing
@@ -55,7 +55,7 @@ from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import Deployment
 
 RESULT = ROOT / "benchmarks" / "results" / "recipe.json"
-PAGE = ROOT / "docs" / "adr" / "0021-training-under-noise.md"
+PAGE = ROOT / "docs" / "measurements.md"
 EPSILON, DELTA = 5.44, 1e-6
 KEPT = 16  # rows of a patient, so that recipes may read more rows than the demo keeps
 FRONT = (

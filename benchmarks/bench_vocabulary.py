@@ -231,7 +231,7 @@ def settings_of(name: str, folder: Path, row: Row) -> JobSettings:
     corpus = CORPORA[name]
     of_row: dict[str, Any] = {
         "private_format": corpus.format, "private_path": str(folder / corpus.abstracts),
-        "jsonl_fields": ",".join(corpus.fields), "unit": corpus.unit,
+        "private_columns": corpus.columns, "unit": corpus.unit,
         "declared_units": corpus.declared_units, "public_path": str(folder / PUBLIC),
         "entities_train": str(folder / "ner_bc5cdr/train.tsv"),
         "entities_test": str(folder / "ner_bc5cdr/test.tsv"),

@@ -115,7 +115,7 @@ def _in_airflow(deployment: Deployment, stack: local.Stack, run: str) -> dict[st
     assert state == "success", state
     ended, used = time.monotonic(), _session_seconds(stack)
     tasks = [task for task in api.task_instances("dp_sweep", run) if task["start_date"]]
-    points = [task for task in tasks if task["map_index"] >= 0]
+    points = [task for task in tasks if task["task_id"] in ("pretraining", "measurement")]
     (report,) = (task for task in tasks if task["task_id"] == "report")
     first = min(_moment(task["scheduled_when"]) for task in points)
     results = [

@@ -33,7 +33,7 @@ class Corpus:
         format: format of `read_corpus`.
         unit: the protected unit.
         declared_units: a bound on the number of units.
-        fields: names of the JSON fields of text, document and patient.
+        columns: the columns of a table, as the setting `private_columns` names them.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Corpus:
     format: str
     unit: str
     declared_units: int
-    fields: tuple[str, str, str] = ("text", "document_id", "patient_id")
+    columns: str = ""
 
 
 CORPORA = {
@@ -54,7 +54,7 @@ CORPORA = {
         "jsonl",
         "document",
         3000,
-        ("text", "doc_id", "no_patient"),
+        "text:text,document:doc_id",
     ),
 }
 
@@ -63,7 +63,7 @@ def units(name: str, folder: Path) -> list[Unit]:
     """Return the units of a private corpus, each with its texts."""
     corpus = CORPORA[name]
     by_unit: dict[str, list[str]] = {}
-    for document in read_corpus(corpus.format, folder / corpus.file, fields=corpus.fields):
+    for document in read_corpus(corpus.format, folder / corpus.file, columns=corpus.columns):
         unit = document.patient_id if corpus.unit == "patient" else document.document_id
         by_unit.setdefault(unit, []).append(document.text)
     return [Unit(unit, texts) for unit, texts in by_unit.items()]
@@ -82,8 +82,11 @@ def public_counts(folder: Path) -> Counter[str]:
 
 def novels_counts(folder: Path) -> Counter[str]:
     """Return the number of pieces of 1,000 characters of the novels that contain each word."""
-    fields = ("text", "doc_id", "no_patient")
-    novels = read_corpus("jsonl", folder / "english_novels_100/novels.jsonl.xz", fields=fields)
+    novels = read_corpus(
+        "jsonl",
+        folder / "english_novels_100/novels.jsonl.xz",
+        columns="text:text,document:doc_id",
+    )
     pieces = (n.text[i : i + 1000] for n in novels for i in range(0, len(n.text), 1000))
     return document_counts((Unit("", [piece]) for piece in pieces), split_words)
 

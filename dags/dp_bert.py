@@ -40,16 +40,17 @@ JSON file). To run it on each new version of a corpus, use the DAG `new_corpus`.
 )
 def dp_bert() -> None:
     """Define the graph; `dags/experiment.py` reads like the paper's method section."""
-    drawn = experiment(PLAN, "exposure", "membership", "audit", more_fronts=False)
-    drawn.last >> launcher.outcome("report")
+    drawn = experiment(PLAN)
+    with drawn.reporting:
+        drawn.last >> launcher.outcome(PLAN.last_task)
 
-    # The report has judged the model by its audits and registered it. The deployment may require
-    # that a person approves the promotion.
-    if promotion() == "approved":
-        promote = launcher.step(
-            "promote", plan=PLAN.of_run, doc_md="Gives the model the alias `promotable`."
-        )
-        drawn.report >> launcher.approval() >> promote
+        # The report has judged the model by its audits and registered it. The deployment may
+        # require that a person approves the promotion.
+        if promotion() == "approved":
+            promote = launcher.step(
+                "promote", plan=PLAN.of_run, doc_md="Gives the model the alias `promotable`."
+            )
+            drawn.report >> launcher.approval() >> promote
 
 
 launcher.with_form(dp_bert(), launcher.form(JobSettings, launcher.form_defaults("TRAIN")))

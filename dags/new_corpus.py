@@ -77,7 +77,7 @@ def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
         raise AirflowFailException(f"{corpus}: {one_line(error)}") from None
     return {
         "run_id": f"corpus__{corpus}__{job.data_version}",
-        "conf": job.model_dump(mode="json", exclude_defaults=True) | {"data_version": version},
+        "conf": {**CORPORA[corpus], "private_dataset": corpus, "data_version": job.data_version},
     }
 
 

@@ -35,6 +35,7 @@ RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
       --base "${BASE}" >/usr/share/confide/sbom.cdx.json
 WORKDIR /opt/confide
 COPY docker/mlflow_sync.py docker/prepare.py ./
+COPY pyproject.toml ./
 COPY dp_core ./dp_core
 COPY tasks ./tasks
 RUN python -m compileall -q mlflow_sync.py prepare.py dp_core tasks

@@ -1,7 +1,5 @@
 """Helpers for tests with child processes: whether one is alive, waiting, and free ports."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """Corruption of files: truncation, random bytes, splices, and JSON with wrong values."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

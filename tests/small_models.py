@@ -1,7 +1,5 @@
 """Small models of every architecture, with random values in every parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -73,7 +73,7 @@ CORPORA: dict[str, Corpus] = {
             **_REAL,
             "private_format": "jsonl",
             "private_dataset": "pmc-rct-articles",
-            "jsonl_fields": "text,doc_id,user_id",
+            "private_columns": "text:text,document:doc_id,patient:user_id",
             "unit": "document",
         },
         {**PUBLIC_AND_ENTITIES, "private_path": ARTICLES},

@@ -1,6 +1,8 @@
 """Launchers: Airflow tasks that run a step as a process, a container or a pod."""
 
 from dags.launcher.form import (
+    PLAN_ONLY,
+    THIS_PAGE,
     configured_object,
     form,
     form_defaults,
@@ -10,4 +12,4 @@ from dags.launcher.form import (
     with_form,
 )
 from dags.launcher.outcome import approval, outcome
-from dags.launcher.step_operator import TRAINING, Plan, defaults, step
+from dags.launcher.step_operator import TRAINING, NamedSteps, Plan, defaults, each, step, title

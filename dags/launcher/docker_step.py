@@ -28,7 +28,7 @@ from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
 from docker.utils import create_archive
 
-from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, StepOperator
+from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, NamedSteps, Plan, StepOperator
 from tasks.protocol.least_privilege import needs_in
 from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower, Lines
 from tasks.protocol.specs import Need
@@ -53,8 +53,10 @@ class DockerStep(StepOperator, DockerOperator):
     standard error the log.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, plan: Plan, named: NamedSteps | None = None, **options: Any) -> None:
         super().__init__(
+            plan=plan,
+            named=named,
             image=os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task",
             network_mode=os.environ.get("CONFIDE_DOCKER_NETWORK") or None,
             mem_limit=os.environ.get("CONFIDE_DOCKER_MEMORY") or None,

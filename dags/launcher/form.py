@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
 from dags.launcher.step_operator import launcher
-from dp_core.config.fields import one_line
+from dp_core.config.fields import ESSENTIALS, Config, one_line
 from tasks.protocol.job import missing_file
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import (
@@ -36,7 +36,8 @@ from tasks.protocol.sweep import SweepSettings
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)
 
-PRESET = "preset"  # a field of the form that is not a setting
+# Fields of the form that are no settings.
+PRESET, PLAN_ONLY, THIS_PAGE = "preset", "plan_only", "page"
 _PASSED_ON = ("type", "title", "section", "enum", "pattern", "multipleOf")
 # Airflow checks each field's schema for each task. For the keywords used here, this draft has the
 # same meaning as the latest one, which takes three times as long to check.
@@ -81,7 +82,7 @@ def configured_object(variable: str) -> dict[str, Any]:
     return parse_object(value or "{}", variable)
 
 
-def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> dict[str, Param]:
+def form(model: type[Config], overrides: Mapping[str, Any] | None = None) -> dict[str, Param]:
     """Return the trigger form of a settings model, section by section.
 
     Args:
@@ -89,24 +90,30 @@ def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> 
             patterns.
         overrides: defaults from the deployment's configuration.
     """
-    properties = model.model_json_schema()["properties"]
+    properties = model.form_schema()
     defaults = {name: field.get("default") for name, field in properties.items()}
     defaults |= dict(overrides or {})
-    in_order = sorted(properties, key=lambda name: str(properties[name].get("section", "")))
-    settings = {name: _param(properties[name], defaults[name]) for name in in_order}
+    settings = {name: _param(properties[name], defaults[name]) for name in properties}
     if not (presets := presets_of(model)):
         return settings
-    first = properties[in_order[0]]["section"]
-    chosen = Param(
+    preset = Param(
         NO_PRESET,
-        type="string",
+        type=["null", "string"],
         enum=[NO_PRESET, *presets],
         title="Preset",
-        section=first,
+        section=ESSENTIALS,
         description="A named set of settings (tasks/presets). It replaces the fields below that "
         "have their default value; fields that you change keep your value.",
     )
-    return {PRESET: chosen, **settings}
+    plan_only = Param(
+        False,
+        type="boolean",
+        title="Only plan",
+        section=ESSENTIALS,
+        description="The run ends after the task Budget. Its log has the ε of each data set, "
+        "whether the run fits the budget, and advice. No text is read and nothing is charged.",
+    )
+    return {PRESET: preset, PLAN_ONLY: plan_only, **settings}
 
 
 def with_form(dag: DAG, fields: Mapping[str, Param]) -> DAG:
@@ -126,8 +133,12 @@ def _param(field: Mapping[str, Any], default: Any) -> Param:
         # Inside `allOf`, the server checks the bounds and returns the reason. Next to `type`, the
         # browser would also clamp the value silently, and another job would run.
         schema["allOf"] = [bounds]
-    if schema.get("type") == "string" and default == "":
-        schema["type"] = ["null", "string"]  # the form sends null for a field left empty
+    if default is None or schema["type"] != "boolean":
+        # The form sends null for a field left empty, which then has its default value. It marks
+        # fields of other types by a star.
+        schema["type"] = ["null", schema["type"]]
+    if default is None and "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
     limits = ", ".join(_BOUNDS[key].format(_number(value)) for key, value in bounds.items())
     parts = [field.get("description", ""), f"({limits})" if limits else ""]
     return Param(default, description=" ".join(filter(None, parts)) or field["title"], **schema)
@@ -145,7 +156,8 @@ def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
     Raises:
         AirflowFailException: the settings are invalid; another try cannot help.
     """
-    given = {name: value for name, value in params.items() if value is not None}
+    no_settings = (PLAN_ONLY, THIS_PAGE)
+    given = {k: value for k, value in params.items() if value is not None and k not in no_settings}
     try:
         return model.model_validate(with_preset(model, given, given.pop(PRESET, NO_PRESET)))
     except ValueError as error:

@@ -11,7 +11,7 @@ The scheduler's environment configures the pods:
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from dags.launcher.step_operator import (
     PLACES,
     SEEDS_AT,
     UNFINISHED,
+    NamedSteps,
+    Plan,
     StepOperator,
     failure,
 )
@@ -48,8 +50,10 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
     step's messages are the container's termination message.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, plan: Plan, named: NamedSteps | None = None, **options: Any) -> None:
         super().__init__(
+            plan=plan,
+            named=named,
             image=os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task",
             deferrable=True,
             durable=True,
@@ -63,18 +67,18 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         )
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Start the pod and wait for it without a worker; `trigger_reentry` continues."""
-        work = self.work(context)
-        self.describe(work)
+        """Start the first pod and wait for it without a worker; `trigger_reentry` continues."""
+        works = self.works(context)
+        self.describe(works[0])
         KubernetesPodOperator.execute(self, context)
-        return self.answer(work)
+        return self.answer(works)
 
     def describe(self, work: Work) -> None:
         """Set the pod's arguments, variables, labels and granted additions to its template."""
         self.arguments = work.arguments()
         if len(self.arguments[-1]) > LONGEST_ARGUMENT:
             raise failure(BAD_INPUT, "the spec is too long for a pod: make the sweep smaller")
-        self.name = f"confide-{work.context.task.replace('_', '-')}"
+        self.name = pod_name(work)
         variables = self.variables_of(work, *PLACES)
         variables[CHANNEL] = TERMINATION_MESSAGE
         # The cluster would replace $(NAME) by the variable, which may be a secret; $$ escapes a $.
@@ -89,15 +93,22 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
             self.active_deadline_seconds = int(self.execution_timeout.total_seconds())
 
     def trigger_reentry(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of the ended pod, or start another pod if the time was up."""
+        """Start the next step's pod, or return the results after the last one.
+
+        If the time of a step was up, another pod continues it.
+        """
+        works = self.works(context)
+        number = number_of(event["name"], works)
         try:
             super().trigger_reentry(context, event)
+            number += 1
         except TimeIsUp:
             self.log.info("The time limit was reached: the step continues in another pod")
+        if number < len(works):
             self.pod = self.pod_request_obj = None
-            self.describe(self.work(context))
+            self.describe(works[number])
             self.execute_async(context)  # within the same try: nothing has failed
-        return self.answer(self.work(context))
+        return self.answer(works)
 
     def cleanup(self, pod: Any, remote_pod: Any, *more: Any, **named: Any) -> None:
         """Delete the pod, and raise the exception for its exit code."""
@@ -118,6 +129,18 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
                 raise TimeIsUp from None
             reason = messages.reason(ended.reason or Follower().reason())
             raise failure(ended.exit_code, reason) from None
+
+
+def pod_name(work: Work) -> str:
+    """Return the beginning of the name of a step's pod."""
+    return f"confide-{work.context.task.replace('_', '-')}"
+
+
+def number_of(pod: str, works: Sequence[Work]) -> int:
+    """Return the number, from 0, of the step of a pod; the first if the name fits none."""
+    names = [pod_name(work) for work in works]
+    of_pod = [name for name in names if pod.startswith(f"{name}-")]
+    return names.index(max(of_pod, key=len, default=names[0]))
 
 
 def template(device: str) -> dict[str, Any]:

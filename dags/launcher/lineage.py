@@ -11,6 +11,7 @@ trainings. This file is only imported if the provider is configured.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -18,7 +19,7 @@ from openlineage.client.event_v2 import Dataset, Job, Run, RunEvent
 from openlineage.client.facet_v2 import parent_run
 from openlineage.client.transport.transform.transform import EventTransformer
 
-from tasks.protocol.specs import STORE_SCHEME
+from tasks.protocol.specs import STORE_SCHEME, StepSpec
 from tasks.protocol.sweep import SweepSettings
 
 STORE = "confide-store"  # the namespace of outputs
@@ -64,7 +65,6 @@ def _may_select_privately(event: Any) -> bool:
     if run is None:
         return True
     given = {**launcher.form_defaults("SWEEP"), **(run.dagRun.get("conf") or {})}
-    given.pop("page", None)  # a field of the form, not a setting
     try:
         return launcher.settings_from(SweepSettings, given).selection != "publish-all"
     except AirflowFailException:
@@ -80,14 +80,14 @@ def _outputs(datasets: Any) -> list[Dataset]:
     ]
 
 
-def lineage_of(spec: Any) -> Any:
-    """Return the step's inputs and outputs in the store, for the provider."""
+def lineage_of(specs: Collection[StepSpec]) -> Any:
+    """Return the inputs and outputs of a task's steps in the store, for the provider."""
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    written = spec.output.removeprefix(STORE_SCHEME)
-    named = _NAMED.findall(spec.model_dump_json())
-    read = dict.fromkeys(name for name in named if name != written)
+    written = [spec.output.removeprefix(STORE_SCHEME) for spec in specs]
+    named = [name for spec in specs for name in _NAMED.findall(spec.model_dump_json())]
+    read = dict.fromkeys(name for name in named if name not in written)
     return OperatorLineage(
         inputs=[Dataset(namespace=STORE, name=name) for name in read],
-        outputs=[Dataset(namespace=STORE, name=written)],
+        outputs=[Dataset(namespace=STORE, name=name) for name in written],
     )

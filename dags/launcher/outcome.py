@@ -10,7 +10,8 @@ from __future__ import annotations
 import html
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,11 +40,12 @@ contradicted its claim in the meantime. *Reject* leaves it registered without th
 """
 
 
-def outcome(*last: str) -> XComArg:
+def outcome(last: Callable[[Mapping[str, Any]], str]) -> XComArg:
     """Return the task that decides the state of its run.
 
     Args:
-        last: names of the tasks of which one succeeds if the run does, such as the report.
+        last: function from the run's parameters to the name of the task that succeeds if the run
+            does, such as the report.
 
     Airflow derives a run's state from the last tasks that are no teardowns. If a person cancels a
     run that has a teardown, Airflow skips these tasks and calls the run a success. This task is a
@@ -59,26 +61,27 @@ def outcome(*last: str) -> XComArg:
     def fail_unless_succeeded() -> None:
         context = get_current_context()
         run, dag = context["run_id"], context["dag"].dag_id
-        refuse(context["ti"].get_task_states(dag_id=dag, run_ids=[run]).get(run, {}), last)
+        states = context["ti"].get_task_states(dag_id=dag, run_ids=[run]).get(run, {})
+        refuse(states, partial(last, context["params"]))
 
     return fail_unless_succeeded().as_teardown(on_failure_fail_dagrun=True)
 
 
-def refuse(states: Mapping[str, str | None], last: Collection[str]) -> None:
+def refuse(states: Mapping[str, str | None], last: Callable[[], str]) -> None:
     """Raise if these states of a run's tasks are not those of a success.
 
     Args:
         states: by task.
-        last: as for `outcome`.
+        last: as for `outcome`; called only if no task failed.
 
     Raises:
-        AirflowFailException: a task failed, or none of the last tasks succeeded.
+        AirflowFailException: a task failed, or the last task did not succeed.
     """
     failed = sorted(name for name, state in states.items() if state == "failed")
     if failed:
         raise AirflowFailException(f"failed: {', '.join(failed)}; see the log of the first one")
-    if not any(states.get(name) == "success" for name in last):
-        raise AirflowFailException(f"the run was cancelled before {' or '.join(last)}")
+    if states.get(name := last()) != "success":
+        raise AirflowFailException(f"the run was cancelled before {name}")
 
 
 def approval() -> BaseOperator:
@@ -100,7 +103,8 @@ def approval() -> BaseOperator:
 def log_failure(context: Any) -> None:
     """Log the failed task, the reason and the log's address after the last try has failed."""
     ti = context["ti"]
-    index = f" [{context.get('point_name') or ti.map_index}]" if ti.map_index >= 0 else ""
+    name = getattr(ti, "rendered_map_index", None) or ti.map_index
+    index = f" [{name}]" if ti.map_index >= 0 else ""
     reason = " ".join(str(context.get("exception") or "its process was lost").split())
     address = getattr(ti, "log_url", "")
     log = f" Log: {address}" if address else ""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 from urllib.parse import unquote, urlparse
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
@@ -105,20 +105,51 @@ def launcher() -> str:
 Plan: TypeAlias = Callable[[Mapping[str, Any], Point | None], Mapping[str, StepSpec]]
 
 
+class NamedSteps(TypedDict):
+    """An instance of a mapped task.
+
+    Attributes:
+        name: name of the instance on Airflow's pages.
+        steps: names of the steps in the order in which they run, each with its grid point.
+    """
+
+    name: str
+    steps: list[tuple[str, dict[str, Any] | None]]
+
+
 def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
     """Return the task that runs the step that `plan` names `task_id`.
 
     Args:
         task_id: the task's name in the plan.
         plan: function from the run's parameters to its steps' specs; called when the task runs.
-        options: options of BaseOperator (`pool`, `trigger_rule`, `doc_md`), and `point`, the grid
-            point of a mapped task.
+        options: options of BaseOperator (`pool`, `trigger_rule`, `doc_md`).
     """
-    options.setdefault("task_display_name", title(task_id))
-    operator = resolve_name(_OPERATORS[launcher()])
-    task: BaseOperator = operator(task_id=task_id, plan=plan, **options)
-    task.operator_extra_links = [MlflowRunLink(), *([ReportLink()] if task_id == "report" else [])]
+    task: BaseOperator = _operator()(task_id=task_id, plan=plan, **_named(task_id, options))
+    if task_id == "report":
+        task.operator_extra_links = [MlflowRunLink(), ReportLink()]
     return task
+
+
+def each(task_id: str, named: Any, *, plan: Plan, **options: Any) -> Any:
+    """Return the mapped task that runs the steps of each of these names, in their order.
+
+    Args:
+        task_id: the task's name.
+        named: output of the task that lists the instances as `NamedSteps`.
+        plan: as for `step`.
+        options: as for `step`.
+    """
+    options |= {"plan": plan, "map_index_template": "{{ task.named.name }}"}
+    return _operator().partial(task_id=task_id, **_named(task_id, options)).expand(named=named)
+
+
+def _operator() -> Any:
+    return resolve_name(_OPERATORS[launcher()])
+
+
+def _named(task_id: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"task_display_name": title(task_id)} | options
 
 
 def title(task_id: str) -> str:
@@ -148,16 +179,15 @@ def defaults() -> dict[str, Any]:
 
 
 def work_of(
-    task_id: str, plan: Plan, context: Mapping[str, Any], point: Mapping[str, float] | None
+    name: str, plan: Plan, context: Mapping[str, Any], point: Mapping[str, Any] | None
 ) -> Work:
-    """Return the work of a task in this run.
+    """Return the work of a step in this run.
 
     Raises:
         AirflowFailException: the run's settings are invalid.
         AirflowSkipException: a run with these settings has no such step.
     """
     coordinates = Point.model_validate(dict(point)) if point else None
-    name = task_id.rpartition(".")[2]
     specs = plan(context["params"], coordinates)
     if name not in specs:
         raise AirflowSkipException(f"{name} is not a step of a run with these settings")
@@ -181,38 +211,43 @@ def work_of(
 class StepOperator:
     """The base class of the launchers' operators.
 
+    Airflow maps a task only over arguments that the operator's own class declares.
+
     Attributes:
         plan: function from the run's parameters to its steps' specs.
-        point: grid point of a mapped task.
-        tracked_at: address of the step's run in MLflow, once the step has sent it.
-        verdicts: a sentence for each model that the step judged.
-        spec: the step's spec, once it is known.
+        named: the steps of an instance of a mapped task; other tasks run the step of their name.
+        tracked_at: address of the last step's run in MLflow, once the step has sent it.
+        verdicts: a sentence for each model that the steps judged.
+        specs: the steps' specs, once they are known.
     """
 
-    template_fields = ("point",)
+    template_fields = ("named",)
+    operator_extra_links: Collection[BaseOperatorLink] = ()  # set below
     task_id: str
     log: Any
 
-    def __init__(
-        self, *, plan: Plan, point: Mapping[str, float] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *, plan: Plan, named: NamedSteps | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.plan = plan
-        self.point = point
+        self.named = named
         self.tracked_at = ""
         self.verdicts: dict[str, str] = {}
-        self.spec: StepSpec | None = None
+        self.specs: list[StepSpec] = []
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run the step to its end; raise an exception if its exit code is not 0."""
-        work = self.work(context)
-        code = UNFINISHED
-        while code == UNFINISHED:
-            code, messages = self.run_step(work, context["ti"].map_index)
-            self.hear(messages)
-        if code:
-            raise failure(code, messages.reason())
-        return self.answer(work, self.numbers(work))
+        """Run the steps to their end; raise an exception if an exit code is not 0.
+
+        If a later step fails, another try finds the outputs of the earlier ones.
+        """
+        works = self.works(context)
+        for work in works:
+            code = UNFINISHED
+            while code == UNFINISHED:
+                code, messages = self.run_step(work, context["ti"].map_index)
+                self.hear(messages)
+            if code:
+                raise failure(code, messages.reason())
+        return self.answer(works)
 
     def hear(self, messages: Follower) -> None:
         """Keep the address of the step's run in MLflow and the verdicts on models."""
@@ -220,10 +255,11 @@ class StepOperator:
         verdicts = {name: verdict.sentence for name, verdict in messages.judged.items()}
         self.verdicts = verdicts or self.verdicts
 
-    def answer(self, work: Work, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return the value for XCom: output, publishable metrics and verdicts on models."""
+    def answer(self, works: Sequence[Work]) -> dict[str, Any]:
+        """Return the value for XCom: outputs, publishable metrics and verdicts on models."""
         verdicts = {"verdicts": self.verdicts} if self.verdicts else {}
-        return {"output": work.spec.output, "metrics": dict(metrics or {})} | verdicts
+        metrics = {name: value for work in works for name, value in self.numbers(work).items()}
+        return {"outputs": [work.spec.output for work in works], "metrics": metrics} | verdicts
 
     def variables_of(self, work: Work, *names: str) -> dict[str, str]:
         """Return the variables of a container or a pod: those that its step needs.
@@ -242,19 +278,20 @@ class StepOperator:
         except BadInput as error:
             raise failure(BAD_INPUT, str(error)) from None
 
-    def work(self, context: Any) -> Work:
-        """Return the task's work, and name the mapped task after its grid point."""
-        work = work_of(self.task_id, self.plan, context, self.point)
-        self.spec = work.spec
-        context["point_name"] = work.context.point
-        self.log.info("Output: %s", work.spec.output)
-        return work
+    def works(self, context: Any) -> list[Work]:
+        """Return the works of the task's steps, in the order in which they run."""
+        named = self.named or NamedSteps(name="", steps=[(self.task_id, None)])
+        works = [work_of(step, self.plan, context, point) for step, point in named["steps"]]
+        self.specs = [work.spec for work in works]
+        for spec in self.specs:
+            self.log.info("Output: %s", spec.output)
+        return works
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Return the step's inputs and outputs; Airflow's OpenLineage provider calls this."""
         from dags.launcher.lineage import lineage_of  # needs the provider
 
-        return lineage_of(self.spec) if self.spec else None
+        return lineage_of(self.specs) if self.specs else None
 
     def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
         """Run the step once; return its exit code and its messages."""
@@ -268,15 +305,15 @@ class StepOperator:
 class ProcessStep(StepOperator, BaseOperator):
     """The process launcher: runs a step as a process of the task environment's Python."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *, plan: Plan, named: NamedSteps | None = None, **options: Any) -> None:
+        super().__init__(plan=plan, named=named, **options)
         self.process: StepProcess | None = None
 
     def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
         """Run the step, and write its output to the task's log."""
         self.process = StepProcess(
             work,
-            channel_file(home(), work.context.run_key, work.context.task, map_index),
+            channel_file(home(), work.context.run_key, self.task_id, map_index),
             home=home(),
             python=os.environ.get("CONFIDE_TASK_PYTHON") or str(TASK_PYTHON),
             server=fork_server.named(os.environ),
@@ -339,3 +376,6 @@ class ReportLink(MlflowRunLink):
     name = "Report"
     xcom_key = "report"
     page = "/artifacts/report/report.html"
+
+
+StepOperator.operator_extra_links = (MlflowRunLink(),)

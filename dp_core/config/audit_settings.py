@@ -7,7 +7,12 @@ from typing import Self
 from pydantic import model_validator
 
 from dp_core.config.data import VersionConfig
-from dp_core.config.fields import AUDIT_AND_RUN, DATA, PRIVACY, Config, setting
+from dp_core.config.fields import (
+    AUDIT_AND_RUN,
+    ESSENTIALS,
+    Config,
+    setting,
+)
 from dp_core.config.training import SeedConfig
 
 
@@ -93,7 +98,7 @@ class ExtractionConfig(ExtractionProtocol, section=AUDIT_AND_RUN):
     extraction_rows: int = setting(0, "Extraction: rows", ge=0, le=1_000_000)
 
 
-class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig, section=DATA):
+class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig, section=ESSENTIALS):
     """An audit by given canaries and texts.
 
     Attributes:
@@ -114,8 +119,8 @@ class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig, section
     given_members: str = setting("", "Members", path=True)
     given_held_out: str = setting("", "Held-out texts", path=True)
     given_coins: bool = setting(False, "Divided by coins")
-    given_epsilon: float = setting(0.0, "Claimed ε", section=PRIVACY, ge=0)
-    given_delta: float = setting(0.0, "Claimed δ", section=PRIVACY, ge=0, lt=1)
+    given_epsilon: float = setting(0.0, "Claimed ε", section=ESSENTIALS, ge=0)
+    given_delta: float = setting(0.0, "Claimed δ", section=ESSENTIALS, ge=0, lt=1)
     given_masks: int = setting(4, "Masks", ge=1, le=256)
 
     @model_validator(mode="after")

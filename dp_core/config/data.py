@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import field_validator
 
 from dp_core.config.fields import (
@@ -12,11 +14,12 @@ from dp_core.config.fields import (
     MORE_TRAINING,
     NAME,
     NUMBERS,
-    THREE_FIELDS,
     Config,
     numbers,
     setting,
 )
+
+TagScheme = Literal["iob1", "iob2", "iobes", "bilou", "bios"]  # of tags of words
 
 
 class VersionConfig(Config, section=MORE_DATA):
@@ -35,16 +38,11 @@ class ReaderConfig(VersionConfig, section=MORE_DATA):
 
     Attributes:
         synthetic_patients: Number of synthetic patients who write notes.
-        jsonl_fields: Comma-separated names of the fields that hold text, document id and patient
-            id.
         corpus_shards: Least number of files of a corpus, each for one core; corpora above a
             gigabyte have more.
     """
 
     synthetic_patients: int = setting(6000, "Synthetic patients", ge=50, le=200_000)
-    jsonl_fields: str = setting(
-        "text,document_id,patient_id", "JSONL: fields", pattern=THREE_FIELDS
-    )
     corpus_shards: int = setting(16, "Shards of a corpus", ge=1, le=4096)
 
 

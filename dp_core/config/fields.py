@@ -6,19 +6,21 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-# The sections that most users need come first; the others are advanced.
-GRID = "0. Grid"
-DATA, PRIVACY, MODEL, TRAINING = "1. Data", "2. Privacy", "3. Model", "4. Training"
-MORE_DATA = "5. Advanced: data"
-MORE_PRIVACY = "6. Advanced: privacy"
-MORE_TRAINING = "7. Advanced: model and training"
-PRIVATE_LABELS = "8. Advanced: private labels"
-AUDIT_AND_RUN = "9. Advanced: audit and run"
+# The sections of the form and of the command line: the settings that most users need, then others.
+ESSENTIALS, GRID = "Essentials", "Grid of the sweep"
+MORE_DATA, MORE_PRIVACY = "Expert: data", "Expert: privacy"
+MORE_TRAINING = "Expert: model and training"
+PRIVATE_LABELS, AUDIT_AND_RUN = "Expert: private labels", "Expert: audit and run"
+_SECTIONS = (
+    *(ESSENTIALS, GRID, MORE_DATA, MORE_PRIVACY, MORE_TRAINING),
+    *(PRIVATE_LABELS, AUDIT_AND_RUN),
+)
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 NAME_OR_NONE = rf"^$|{NAME}"
@@ -29,7 +31,11 @@ NUMBERS_OR_NONE = rf"^$|{NUMBERS}"
 WHOLE_NUMBERS_OR_NONE = rf"^$|{WHOLE_NUMBERS}"
 WORDS_OR_NONE = r"^$|^[a-z-]+(,[a-z-]+)*$"
 POINTS_OR_NONE = r"^$|^\s*[a-z_]+=[^=;,]+([;,]\s*[a-z_]+=[^=;,]+)*$"
-THREE_FIELDS = r"^[^,]+,[^,]+,[^,]+$"
+_COLUMN = (
+    r"((text|patient|document|admission|date|error):[^,]+"
+    r"|delimiter:(comma|semicolon|tab|pipe)|encoding:(utf-8|windows-1252))"
+)
+COLUMNS_OR_NONE = rf"^$|^{_COLUMN}(,{_COLUMN})*$"
 TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
 CLASSES_OR_NONE = r"^$|^[^,]+(,[^,]+)+$"
 CANARIES = r"^H*SH*(,H*SH*)*$"
@@ -45,11 +51,22 @@ IN_WORDS = {  # descriptions of the patterns for error messages
     WHOLE_NUMBERS_OR_NONE: "empty, or whole numbers of 12 digits at most, commas between them",
     WORDS_OR_NONE: "empty, or words with commas between them",
     POINTS_OR_NONE: "empty, or points name=value,name=value with semicolons between them",
-    THREE_FIELDS: "three names with commas between them",
+    COLUMNS_OR_NONE: (
+        "empty, or ROLE:COLUMN with commas between them (text, patient, document, admission, date, "
+        "error), also delimiter:comma, semicolon, tab or pipe, and encoding:utf-8 or windows-1252"
+    ),
     TYPES_OR_NONE: "names without spaces, commas between them",
     CLASSES_OR_NONE: "empty, or two or more names with commas between them",
     CANARIES: "strings of H with one S each, commas between them",
 }
+
+
+class _FormSchema(GenerateJsonSchema):
+    """A JSON schema in which a setting that may be empty has the type and limits of its values."""
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        """Return the schema of the values; the default null says that the setting may be empty."""
+        return self.generate_inner(schema["schema"])
 
 
 class Config(BaseModel):
@@ -58,18 +75,28 @@ class Config(BaseModel):
     # Validators are built at their first use: each Airflow task imports all models and uses few.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    def __init_subclass__(cls, section: str = "", **more: Any) -> None:
-        """Accept the keyword `section`, which Python passes here, too."""
+    def __init_subclass__(cls, section: str = "", empty: Sequence[str] = (), **more: Any) -> None:
+        """Accept the keywords `section` and `empty`, which Python passes here, too."""
         super().__init_subclass__(**more)
 
     @classmethod
-    def __pydantic_init_subclass__(cls, section: str = "", **more: Any) -> None:
+    def __pydantic_init_subclass__(
+        cls, section: str = "", empty: Sequence[str] = (), **more: Any
+    ) -> None:
         """Give each new setting the section of its class, and its text from the class's docstring.
+
+        Args:
+            section: section of the form.
+            empty: inherited settings that are empty (None) by default in this class, which fills
+                them in from others.
+            more: keywords of pydantic.
 
         Raises:
             TypeError: the docstring does not describe the setting.
         """
         super().__pydantic_init_subclass__(**more)
+        for name in empty:
+            cls.model_fields[name].default = None
         described = _attributes(cls.__doc__ or "")
         for name in vars(cls).get("__annotations__", ()):
             field = cls.model_fields.get(name)
@@ -89,6 +116,16 @@ class Config(BaseModel):
             if isinstance(value, bool) and field and not _admits_truth_values(field.annotation):
                 raise ValueError(f"{name}: {str(value).lower()} is not a number or text")
         return values
+
+    @classmethod
+    def form_schema(cls) -> dict[str, Any]:
+        """Return the JSON schema of each setting, section by section.
+
+        Settings that may be empty have one type.
+        """
+        fields = cls.model_json_schema(schema_generator=_FormSchema)["properties"]
+        ordered = sorted(fields, key=lambda name: _SECTIONS.index(fields[name]["section"]))
+        return {name: fields[name] for name in ordered}
 
     def part(self, concern: type[AnyConfig], **changes: Any) -> AnyConfig:
         """Return this configuration's values of one concern, with changes.

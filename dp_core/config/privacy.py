@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dp_core.config.fields import (
+    ESSENTIALS,
     MORE_PRIVACY,
     MORE_TRAINING,
-    PRIVACY,
     WHOLE_NUMBERS,
     Config,
     setting,
@@ -24,6 +24,7 @@ LEAST_UNITS = 10  # smaller crowds do not hide a unit
 LEAST_NOISE = 0.01  # below it ε is in the thousands
 MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase release
 MOST_BANDS = 64  # of correlated noise; more bands gain little and need as many buffers
+LEAST_EPSILON, MOST_EPSILON = 0.01, 100.0  # of a part, and of a run
 LEAST_DELTA = 1e-30  # below any meaningful probability; smaller tails are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 MechanismName = Literal["elimination", "gaussian", "paper"]
@@ -65,7 +66,7 @@ def refuse_large_delta(
         )
 
 
-class UnitConfig(Config, section=PRIVACY):
+class UnitConfig(Config, section=ESSENTIALS):
     """The privacy unit of vocabulary and training, and public bounds on it.
 
     Attributes:
@@ -91,6 +92,7 @@ class UnitConfig(Config, section=PRIVACY):
 VocabularySource = Literal[
     "public+private", "private", "public", "checkpoint+private", "checkpoint", "nonprivate"
 ]
+CHARGED_SOURCES = ("public+private", "private", "checkpoint+private")  # they release private words
 
 
 class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
@@ -117,14 +119,16 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
     vocabulary_mechanism: MechanismName = setting(
         "elimination", "Vocabulary: mechanism", section=MORE_PRIVACY
     )
-    vocabulary_epsilon: float = setting(2.0, "Vocabulary: ε", section=PRIVACY, ge=0.01, le=100)
+    vocabulary_epsilon: float = setting(
+        2.0, "Vocabulary: ε", section=MORE_PRIVACY, ge=LEAST_EPSILON, le=MOST_EPSILON
+    )
     vocabulary_delta: Delta = setting(1e-7, "Vocabulary: δ", section=MORE_PRIVACY)
     vocabulary_size: int = setting(4000, "Vocabulary size", ge=100, le=200_000)
 
     @property
     def releases_private_words(self) -> bool:
         """Whether the mechanism runs and is charged."""
-        return self.vocabulary_source in ("public+private", "private", "checkpoint+private")
+        return self.vocabulary_source in CHARGED_SOURCES
 
     @property
     def reads_private_text(self) -> bool:
@@ -155,7 +159,7 @@ class PhrasesConfig(UnitConfig, section=MORE_PRIVACY):
             More phrases hardly raise the threshold; fewer leave out more of a unit's text.
     """
 
-    phrases_epsilon: float = setting(0.0, "Phrases: ε", section=PRIVACY, ge=0, le=100)
+    phrases_epsilon: float = setting(0.0, "Phrases: ε", ge=0, le=MOST_EPSILON)
     phrases_delta: Delta = setting(1e-6, "Phrases: δ")
     phrases_lengths: str = setting("2,3,5", "Phrases: lengths", pattern=WHOLE_NUMBERS)
     phrases_per_unit: int = setting(2000, "Phrases per unit", ge=1, le=100_000)
@@ -197,7 +201,7 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
 
     Attributes:
         noise_multiplier: Effective noise of one update, in units of the clip norm; more noise, less
-            ε.
+            ε. Empty: 0.875, or calibrated to target_epsilon.
         delta: δ of the pre-training.
         clip_norm: Bound on one unit's gradient.
         clipping: flat: clip at the clip norm; automatic: scale every gradient to nearly the clip
@@ -215,7 +219,7 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
             where the gain is largest.
     """
 
-    noise_multiplier: NoiseMultiplier = setting(0.875, "Noise multiplier σ", section=PRIVACY)
+    noise_multiplier: NoiseMultiplier | None = setting(0.875, "Noise multiplier σ")
     delta: Delta = setting(1e-6, "Training: δ")
     clip_norm: ClipNorm = setting(1.0, "Clip norm")
     clipping: Literal["flat", "automatic", "adaptive"] = setting("flat", "Clipping")

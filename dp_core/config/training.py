@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from dp_core.config.fields import (
     AUDIT_AND_RUN,
     DEVICE,
-    MODEL,
+    ESSENTIALS,
     MORE_TRAINING,
-    TRAINING,
     WHOLE_NUMBERS,
     Config,
     setting,
@@ -30,7 +29,7 @@ def is_causal(kind: str) -> bool:
     return kind in _CAUSAL
 
 
-class ArchitectureConfig(Config, section=MODEL):
+class ArchitectureConfig(Config, section=ESSENTIALS):
     """The kind and size of a fresh model.
 
     Attributes:
@@ -45,7 +44,7 @@ class ArchitectureConfig(Config, section=MODEL):
     """
 
     model_kind: Literal["bert", "distilbert", "gpt2", "llama", "feed-forward"] = setting(
-        "bert", "Kind of model"
+        "bert", "Kind of model", section=MORE_TRAINING
     )
     layers: int = setting(2, "Layers", ge=1, le=48)
     hidden: int = setting(128, "Hidden size", ge=64, le=4096, multiple_of=64)
@@ -181,7 +180,7 @@ class BatchConfig(Config, section=MORE_TRAINING):
             2022).
     """
 
-    batch_size: BatchSize = setting(256, "Batch size", section=TRAINING)
+    batch_size: BatchSize = setting(256, "Batch size")
     first_batch_size: int = setting(0, "First batch size", ge=0, le=1 << 24)
     examples_per_step: int = setting(4, "Examples per unit and step", ge=1, le=256)
     maskings_per_example: int = setting(1, "Maskings per example", ge=1, le=256)
@@ -234,7 +233,7 @@ def refuse_masks(kind: str, *, whole_words: bool, maskings_per_example: int) -> 
 Head = Literal["entities", "classes", "pairs"]
 
 
-class HeadConfig(Config, section=TRAINING):
+class HeadConfig(Config, section=ESSENTIALS):
     """The task that a model is fine-tuned for.
 
     Attributes:

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict
+import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dp_core.errors import BadInput
+from dp_core.config.privacy import LEAST_EPSILON, MOST_EPSILON
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.epsilon_command import EPSILON
 from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
-from tasks.commands.settings_options import settings_of_options, settings_options
+from tasks.commands.settings_options import (
+    settings_options,
+    validated,
+    values_of_options,
+    write_settings,
+)
+from tasks.protocol.defaults import default_delta
 from tasks.protocol.job import budget_of_run
 from tasks.protocol.settings import MADE_UP, JobSettings
 from tasks.releases import training_advice
 from tasks.releases.charge import plans_of
-from tasks.releases.deployment_ledger import killed_runs, open_ledger
-from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases, how_it_is_known
+from tasks.releases.deployment_ledger import killed_runs, least_terms, open_ledger
+from tasks.releases.training_advice import (
+    Advice,
+    PrivacyBudget,
+    RunReleases,
+    changed,
+    how_it_is_known,
+)
 from tasks.runtime.deployment import Deployment, sqlite_file
+
+TARGET = ("target_epsilon", "target_delta")
+NO_PATH = "/path"  # of text that the plan does not need
 
 
 @click.command("advise")
 @settings_options
+@click.option("--units", type=click.IntRange(min=1), help="Short for --set declared_units=…")
 @click.option("--epsilon", type=EPSILON, help="Total ε of all releases of the run.")
 @click.option("--delta", type=float, help="Total δ of all releases; below 1/units.")
 @click.option(
@@ -39,31 +54,66 @@ from tasks.runtime.deployment import Deployment, sqlite_file
 )
 @as_json
 def command(
-    epsilon: float | None, delta: float | None, written: Path | None, **options: Any
+    units: int | None,
+    epsilon: float | None,
+    delta: float | None,
+    written: Path | None,
+    **options: Any,
 ) -> None:
     """Recommend batch, noise and vocabulary for a privacy budget, with the expected result.
 
-    The command starts from the same settings as `confide run`: declared_units is the corpus size,
-    and epochs is the compute. The plan fits the registered budget of private_dataset, if one
-    exists: all of it or the remaining part, unless --epsilon and --delta are smaller. Otherwise,
-    the budget is the cost of the present settings. No private text is read, and nothing is charged.
+    A number of units and an ε are enough. The command starts from the same settings as
+    `confide run`; epochs is the compute. The plan fits the registered budget of private_dataset,
+    if one exists: all of it or the remaining part, unless --epsilon and --delta are smaller.
+    Without any ε, the budget is the cost of the present settings. No private text is read, and
+    nothing is charged.
+
+    Example:
+      confide advise --units 116 --epsilon 8
     """
-    settings = settings_of_options(JobSettings, **options)
-    advice = _advice(settings, epsilon, delta)
+    values = values_of_options(JobSettings, **options)
+    values |= {} if units is None else {"declared_units": units}
+    advice = _advice(values, epsilon, delta)
     if written is not None:
-        _write(advice, written)
-    answer = to_json(advice)
-    write_answer(answer, lambda: _show(advice, answer["split"], written))
+        settings = advice.given.model_dump(mode="json", include=values.keys() - set(TARGET))
+        write_settings(settings | advice.changes, written, "--write")
+    answer = to_json(advice) | {"next": _next_commands(advice, written) if written else []}
+    write_answer(answer, lambda: _show(advice, answer))
 
 
-def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -> Advice:
-    dataset, ledger = settings.private_dataset, _ledger_with_budget(settings)
+def _settings(values: dict[str, Any], **changes: Any) -> JobSettings:
+    """Return the settings for a plan, which needs neither the paths nor the formats of the text.
+
+    Raises:
+        BadInput: out of range or inconsistent.
+    """
+    private = values.get("private_dataset", MADE_UP) != MADE_UP
+    planned: dict[str, Any] = {"private_format": "jsonl"} if private else {}
+    planned |= {name: value for name, value in values.items() if name not in TARGET} | changes
+    for kind in ("private", "public"):
+        if planned.get(f"{kind}_format", "synthetic") != "synthetic":
+            planned.setdefault(f"{kind}_path", NO_PATH)
+    return validated(JobSettings, planned)
+
+
+def _advice(values: dict[str, Any], epsilon: float | None, delta: float | None) -> Advice:
+    given = _settings(values)
+    target = _settings(values, **{name: values.get(name) for name in TARGET})
+    epsilon = target.target_epsilon if epsilon is None else epsilon
+    delta = target.target_delta if delta is None else delta
+    dataset, ledger = given.private_dataset, _ledger_with_budget(given)
     if ledger is None:
-        now = RunReleases.of(settings)
+        now = RunReleases.of(given) if epsilon is None else None
         budget = PrivacyBudget(
-            now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
+            now.epsilon if now else epsilon or 0.0,
+            delta
+            if delta is not None
+            else now.delta
+            if now
+            else default_delta(given.declared_units),
         )
-        return training_advice.advised(settings, budget)
+        advice = training_advice.advised(_starting_point(values, budget), budget)
+        return replace(advice, given=given)
     left, killed = ledger.remaining(dataset), killed_runs(Deployment.from_environment())
     assert left.capacity is not None and left.spent is not None  # noqa: S101 - it is limited
     registered = pld_capacity(left.budget)
@@ -75,7 +125,21 @@ def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -
         return ledger.cost_of_plan(plans[dataset], killed.__contains__)
 
     budget = PrivacyBudget(epsilon or registered.rho, delta or most)
-    return training_advice.advised_within(settings, budget, decide)
+    start = _starting_point(values, budget)
+    return replace(training_advice.advised_within(start, budget, decide), given=given)
+
+
+def _starting_point(values: dict[str, Any], budget: PrivacyBudget) -> JobSettings:
+    """Return the settings that advice improves: the parts that a run with this target would have.
+
+    A given σ, or private fine-tuning from the same budget, leaves the parts as they are set.
+    """
+    given = _settings(values)
+    divided = given.finetune_privacy == "none" and "noise_multiplier" not in values
+    if not divided or not LEAST_EPSILON <= budget.epsilon <= MOST_EPSILON:
+        return given
+    parts = _settings(values, target_epsilon=budget.epsilon, target_delta=budget.delta or None)
+    return changed(parts, **dict.fromkeys(TARGET))
 
 
 def _ledger_with_budget(settings: JobSettings) -> Ledger | None:
@@ -136,7 +200,7 @@ def _split(advice: Advice) -> list[dict[str, Any]]:
     ]
 
 
-def _show(advice: Advice, split: list[dict[str, Any]], written: Path | None) -> None:
+def _show(advice: Advice, answer: dict[str, Any]) -> None:
     settings, spending = advice.settings, advice.spending
     write_pairs(
         f"{settings.declared_units:,} units ({settings.unit}), ε ≤ {advice.budget.epsilon:.4g}, "
@@ -156,7 +220,7 @@ def _show(advice: Advice, split: list[dict[str, Any]], written: Path | None) -> 
     write_table(
         "Separate ε and δ of each release (the total is their composition)",
         ["release", "ε", "δ"],
-        [list(part.values()) for part in split],
+        [list(part.values()) for part in answer["split"]],
     )
     quantities = list(advice.outlook[0].expected)
     of = "phrases" if spending.phrases else "training"
@@ -178,24 +242,22 @@ def _show(advice: Advice, split: list[dict[str, Any]], written: Path | None) -> 
     click.echo(advice.verdict)
     if advice.phrases_instead:
         click.echo(advice.phrases_instead)
-    if advice.changes:
+    if answer["next"]:
+        click.echo("\n  ".join(["To run it:", *answer["next"]]))
+    elif advice.changes:
         options = " ".join(f"--set {name}={value}" for name, value in advice.changes.items())
         click.echo(f"To run it:  confide run … {options}")
     else:
         click.echo("The settings are the advised ones already.")
-    if written is not None:
-        click.echo(f"Written: {written}  (confide run --settings {written})")
 
 
-def _write(advice: Advice, file: Path) -> None:
-    """Write the settings that differ from the defaults to a file.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
-    settings = advice.settings.model_dump(mode="json", exclude_defaults=True)
-    try:
-        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise BadInput(f"cannot be written ({reason})", where=f"--write {file}") from None
+def _next_commands(advice: Advice, written: Path) -> list[str]:
+    """Return the commands that run the written plan, quoted for a shell."""
+    settings, dataset = advice.settings, advice.settings.private_dataset
+    run = f"confide run --settings {shlex.quote(str(written))}"
+    if settings.private_path == NO_PATH:
+        run += " --set private_format=FORMAT --set private_path=FILE  (confide init FILE)"
+    if advice.decision is not None or settings.made_up:
+        return [run]
+    plan = plans_of(budget_of_run(settings).charged)[dataset]
+    return [f"confide ledger register {shlex.quote(dataset)} {least_terms(plan)}", run]

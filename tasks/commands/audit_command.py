@@ -21,6 +21,7 @@ from tasks.commands.output import (
     new_folder,
     write_answer,
     write_pairs,
+    write_prose,
     write_table,
 )
 from tasks.protocol.settings_file import read_object
@@ -76,6 +77,11 @@ def audit(
     model was trained here, the table begins with the audits of its runs. Findings with --canaries,
     --members and --held-out are for the operator; for a causal model, they include extraction. The
     exit code is 4 if an audit contradicts the claim.
+
+    Example:
+      confide audit ward-model
+      confide audit some-model --canaries canaries.txt
+      confide audit some-model --members in.txt --held-out out.txt
     """
     texts = ("canaries", "members", "held_out")
     files = {name: Path(file) for name in texts if (file := given[f"given_{name}"])}
@@ -160,10 +166,8 @@ def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
             ]
             for record in records
         ],
-        whole=["verdict"],
-        prose=["could find", "level"],
     )
-    click.echo(sentence)
+    write_prose(sentence)
 
 
 # --- audits of this installation
@@ -194,6 +198,9 @@ def audit_engine(
     The white-box audit reads canaries with Dirac gradients from the noised sums. The black-box
     audit reads separate canary tokens from the released weights. The audit has no privacy cost and
     takes a few minutes. The exit code is 1 if the claim is contradicted.
+
+    Example:
+      confide audit-engine --epsilon 2
     """
     most = max(white_box_canaries, black_box_canaries)
     if most == 0:
@@ -312,6 +319,10 @@ def evidence(
     MODEL is a folder written by `confide export`. Without MODEL and --uri, the model of the latest
     report is used. The pack is for a data-protection officer, an ethics board or an auditor:
     evidence.html is for people; evidence.json and check_evidence.py check it without Confide.
+
+    Example:
+      confide evidence ward-model --out ward-evidence
+      confide evidence ward-model --check ward-evidence
     """
     if check is not None:
         return _check_pack(check, model)

@@ -10,11 +10,10 @@ from typing import Any
 
 import click
 
-from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
-from tasks.commands.output import as_json, write_answer, write_table
+from tasks.commands.output import as_json, write_answer, write_prose, write_table
 from tasks.commands.report_command import given, reports
 from tasks.report.model import shown_day
 from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED
@@ -22,7 +21,6 @@ from tasks.results import FIGURES_FILE, FINETUNED, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
 
-_WHOLE_NAME = 20  # characters of a model's name that fit into a terminal's line with the figures
 _PAIRED = (
     "Difference in F1 or accuracy, second minus first, in points, by a paired bootstrap over the "
     "documents that both were tested on and over several seeds. p tests the hypothesis of no "
@@ -80,6 +78,9 @@ def command(runs: tuple[str, ...], operator: bool) -> None:
 
     RUN is a report step's output (shown by confide report --json), or a number: 0 is the latest
     report, 1 the previous one. With one RUN, its models are compared with its first model.
+
+    Example:
+      confide compare 1 0
     """
     store = Deployment.from_environment().open_store()
     edition = "operator_report" if operator else "report"
@@ -145,13 +146,14 @@ def _differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
 
     Models of equal name are compared across runs, each with the first run that has the model. In
     a single run, all models are compared with its first model. Counts by document are kept for
-    public labels only, so only publishable values are read. Causal models have no such score.
+    public labels only, so only publishable values are read. Models that are not fine-tuned have no
+    score.
     """
     models = [
         (number, name)
         for number, run in enumerate(runs)
         for name in run.models
-        if not is_causal(run.settings.get("model_kind", "bert"))
+        if name in run.finetuned
     ]
     references = {name: (number, name) for number, name in reversed(models)}
     return [
@@ -193,10 +195,10 @@ def _replicates(store: Store, run: Run, model: str) -> list[Replicate] | None:
 def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compared]) -> None:
     names = [f"run {number}" for number in range(len(runs))]
     addresses = [[name, run.created, run.uri] for name, run in zip(names, runs, strict=True)]
-    write_table("Runs", ["", "created", "report"], addresses, prose=["report"])
+    write_table("Runs", ["", "created", "report"], addresses)
     if changed:
         settings = [[setting, *values] for setting, values in changed.items()]
-        write_table("Settings that differ", ["setting", *names], settings, whole=["setting"])
+        write_table("Settings that differ", ["setting", *names], settings)
     models = [
         (model, name, cells)
         for name, run in zip(names, runs, strict=True)
@@ -209,15 +211,14 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
         for model, name, cells in sorted(models, key=lambda row: row[0])
     ]
     heads = ["model", "run", *(title.replace(", ", " ", 1) for title in shown)]  # breaks better
-    short = len(shown) < 9 and all(len(model) <= _WHOLE_NAME for model, _, _ in models)
-    write_table(f"Models ({LEGEND})", heads, rows, whole=["model"] if short else [])
+    write_table(f"Models ({LEGEND})", heads, rows)
     if any(run.leakage for run in runs):
         _show_leakage(runs, names)
     if compared:
         columns = ["first", "second", "score", "95% interval", "p"]
         differences = [_difference(pair, names) for pair in compared]
         write_table("Differences in F1 or accuracy", columns, differences)
-        click.echo(_PAIRED)
+        write_prose(_PAIRED)
 
 
 def _show_leakage(runs: list[Run], names: list[str]) -> None:
@@ -236,7 +237,6 @@ def _show_leakage(runs: list[Run], names: list[str]) -> None:
         f"Membership: leakage, TPR − FPR, % ({LEGEND})",
         ["model", "attack", "level", *heads],
         [[*key, *(row.get(head) for head in heads)] for key, row in cells.items()],
-        prose=["attack", "level"],
     )
 
 

@@ -54,7 +54,11 @@ def answers(
 @click.command("doctor")
 @as_json
 def command() -> int:
-    """Check this machine and this deployment; exit code 1 if something needed is missing."""
+    """Check this machine and this deployment; exit code 1 if something needed is missing.
+
+    Example:
+      confide doctor
+    """
     deployment = Deployment.from_environment()
     findings = [finding for look in LOOKS for finding in look(deployment)]
     healthy = all(f.ok for f in findings if f.needed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -17,7 +17,7 @@ from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, options, write_answer, write_pairs, write_table
+from tasks.commands.output import as_json, options, write_answer, write_pairs
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 
@@ -175,7 +175,11 @@ def _required(value: int | None, option: str) -> int:
 )
 @as_json
 def command(noise_multiplier: float, delta: float, group: int, **given: Any) -> None:
-    """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
+    """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units.
+
+    Example:
+      confide epsilon --phase 0.01 10000 --noise-multiplier 4 --delta 1e-5
+    """
     training = Training(**given)
     _check_delta(delta, training.units)
     schedule = training.schedule
@@ -208,7 +212,11 @@ def command(noise_multiplier: float, delta: float, group: int, **given: Any) -> 
 @click.group("calibrate", invoke_without_command=True)
 @click.pass_context
 def calibrate(context: click.Context) -> None:
-    """Compute the noise for a privacy target of a training or of a vocabulary."""
+    """Compute the noise for a privacy target of a training or of a vocabulary.
+
+    Example:
+      confide calibrate training --epsilon 3 --delta 1e-5 --phase 0.01 10000
+    """
     if context.invoked_subcommand is None:
         raise BadInput("choose training or vocabulary", where="calibrate")
 
@@ -225,6 +233,9 @@ def training(epsilon: float, delta: float, noise_multiplier: float | None, **giv
     """Compute the smallest σ for a number of updates, or the most updates for a σ.
 
     Every way of drawing batches has its proven accounting.
+
+    Example:
+      confide calibrate training --epsilon 3 --delta 1e-5 --phase 0.01 10000
     """
     wanted = Training(**given)
     _check_delta(delta, wanted.units)
@@ -272,7 +283,11 @@ def training(epsilon: float, delta: float, noise_multiplier: float | None, **giv
 )
 @as_json
 def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode: str) -> None:
-    """Compute the σ with the smallest threshold, which releases the most words."""
+    """Compute the σ with the smallest threshold, which releases the most words.
+
+    Example:
+      confide calibrate vocabulary --epsilon 1 --delta 1e-9 --tuple-words 256
+    """
     _check_delta(delta, units)
     found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
     if mode == "paper":
@@ -293,31 +308,3 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
         earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
         found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
     write_answer(found, lambda: write_pairs(title, found))
-
-
-@click.command("paper-table")
-@as_json
-def paper_table() -> None:
-    """Recompute the paper's figures: the printed value and the true one for its parameters."""
-    from dp_core.vocabulary import hoory2021
-
-    rows = [asdict(row) for row in hoory2021.paper_table()]
-    write_answer(rows, lambda: _show_paper(rows))
-
-
-def _show_paper(rows: list[dict[str, Any]]) -> None:
-    def text(value: object) -> str:
-        return f"{value:g}" if isinstance(value, float) else str(value)
-
-    write_table(
-        "Hoory et al. 2021, recomputed",
-        ["figure", "from", "printed", "true", "verdict"],
-        [
-            [
-                row["figure"],
-                ", ".join(f"{name}={text(value)}" for name, value in row["parameters"].items()),
-                *(row[name] for name in ("printed", "true", "verdict")),
-            ]
-            for row in rows
-        ],
-    )

@@ -26,6 +26,9 @@ def command(uri: str) -> None:
 
     The step's own list holds places and labels alone; the words are looked up in the labelled text,
     which the operator may read anyway. Nothing here is for publication.
+
+    Example:
+      confide errors
     """
     store = Deployment.from_environment().open_store()
     uri = given(store, uri) if uri else _latest(store)

@@ -15,7 +15,7 @@ from tasks.commands.report_command import given, latest
 from tasks.protocol.job import names_of
 from tasks.protocol.points import DP_MODEL
 from tasks.releases.provenance import releasable_model
-from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model
+from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
 
@@ -43,6 +43,9 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
     A LoRA adapter is merged into the model, or exported without it by --adapter. Share this copy
     and not the folder in the store, which also holds the operator's metrics. A model without a
     guarantee, or whose guarantee an audit contradicts, is refused.
+
+    Example:
+      confide export ward-model
     """
     store = Deployment.from_environment().open_store()
     uri = chosen_model(store, uri, "export")
@@ -56,6 +59,26 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
     said = f"{folder}: {len(names)} files. Privacy statement: {folder / STATEMENT_WORDS}"
     answer = {"model": str(folder), "uri": uri, "files": sorted(names.values())}
     write_answer(answer, lambda: click.echo(said))
+
+
+def show_next(uri: str, dataset: str) -> None:
+    """Print the commands that follow a run, with the names of its models."""
+    report = read_result(Deployment.from_environment().open_store(), uri)
+    assert report is not None  # noqa: S101 - it has just been shown
+    model = f"{dataset}-model"
+    commands = {"confide compare 0": "Compare the models."}
+    if _MODEL in report.facts["models"]:
+        commands = {
+            f"confide export {model}": "Copy the private model, for others.",
+            f"confide evidence {model} --out {dataset}-evidence": "Write the evidence of its ε.",
+        }
+    commands |= {
+        "confide report": "Show this table again.",
+        "confide up": "Serve the pages of Airflow and MLflow.",
+    }
+    click.echo("\nNext:")
+    for command, purpose in commands.items():
+        click.echo(f"  {command}\n      {purpose}")
 
 
 def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list[str], str]:

@@ -13,7 +13,7 @@ from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSourc
 from dp_core.privacy.mechanisms import NeighboringRelation
 from dp_core.privacy.statement import epsilons, total_epsilon
 from tasks.commands.epsilon_command import DELTA, EPSILON
-from tasks.commands.output import as_json, write_answer, write_pairs, write_table
+from tasks.commands.output import as_json, write_answer, write_pairs, write_prose, write_table
 from tasks.commands.settings_options import (
     JOBS,
     absolute,
@@ -53,6 +53,10 @@ def command(context: click.Context) -> None:
     """Show each data set's budget, its latest releases, and the cost of repeating the last run.
 
     Subcommands show a data set's history or the cost of a run, and register a new budget.
+
+    Example:
+      confide ledger
+      confide ledger register ward-notes --unit patient --epsilon 8 --delta 1e-5
     """
     if context.invoked_subcommand is not None:
         return
@@ -97,6 +101,9 @@ def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
     """Register the budget of a private data set. It cannot be raised later.
 
     A public data set has no budget (--public); declare its files by declare-public.
+
+    Example:
+      confide ledger register ward-notes --unit patient --epsilon 8 --delta 1e-5
     """
     _check_name(dataset)
     ledger = _open()
@@ -121,10 +128,14 @@ def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
 )
 @as_json
 def declare_public(paths: tuple[str, ...], known_private: bool) -> None:
-    """Declare files and folders public (local or gs://); without PATHS, list the declarations.
+    """Declare files and folders public (local or gs://).
 
-    Runs read only declared files as public (public_path, entities_public, public_model,
-    all_public). A declaration holds for the content: declare changed files again.
+    Without PATHS, the declarations are listed. Runs read only declared files as public
+    (public_path, entities_public, public_model, all_public). A declaration holds for the content:
+    declare changed files again.
+
+    Example:
+      confide ledger declare-public wikipedia/
     """
     deployment = Deployment.from_environment()
     deployment.prepare()
@@ -138,9 +149,13 @@ def declare_public(paths: tuple[str, ...], known_private: bool) -> None:
 @command.command("withdraw-public")
 @click.argument("digest")
 def withdraw_public(digest: str) -> None:
-    """Withdraw the declaration of a public file or folder by the DIGEST that declare-public shows.
+    """Withdraw the declaration of a public file or folder.
 
-    No step reads the file as public from now on. Existing outputs remain.
+    The table of declare-public shows its DIGEST. No step reads the file as public from now on.
+    Existing outputs remain.
+
+    Example:
+      confide ledger withdraw-public 3f9a2c
     """
     click.echo(f"{_open().sources.withdraw_public(digest).label} is no longer declared public.")
 
@@ -149,7 +164,11 @@ def withdraw_public(digest: str) -> None:
 @click.argument("dataset")
 @as_json
 def remaining(dataset: str) -> None:
-    """Show the spent and the remaining part of a data set's budget."""
+    """Show the spent and the remaining part of a budget.
+
+    Example:
+      confide ledger remaining ward-notes
+    """
     _write_standing(_open(), dataset)
 
 
@@ -162,7 +181,13 @@ def _write_standing(ledger: Ledger, dataset: str) -> None:
 @click.argument("dataset")
 @as_json
 def history(dataset: str) -> None:
-    """Show every release of a data set and of the data sets that share its budget."""
+    """Show every release that is charged to a budget.
+
+    The list also has the releases of the data sets that share the budget of DATASET.
+
+    Example:
+      confide ledger history ward-notes
+    """
     records = [record(entry) for entry in _open().history(dataset)]
     write_answer(records, lambda: show_history(f"Releases of {dataset}", records))
 
@@ -172,10 +197,13 @@ def history(dataset: str) -> None:
 @settings_options
 @as_json
 def cost(job: str, **options: Any) -> int:
-    """Show the cost of a run with these settings to each data set, without starting it.
+    """Show a run's cost to each data set, without starting it.
 
     Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
     code is 3 if the run would be refused.
+
+    Example:
+      confide ledger cost --settings settings.json
     """
     settings = settings_of_options(JOBS[job], **options)
     plans = plans_of(budget_of_run(settings).charged)
@@ -189,12 +217,12 @@ def _show_costs(job: str, settings: JobSettings, costs: list[dict[str, Any]]) ->
     for cost in costs:
         show_cost(job, cost)
     if settings.vocabulary_source == "nonprivate":
-        click.echo(
+        write_prose(
             "The vocabulary is of exact private counts: nothing made with it has a finite ε, and"
             " all of it stays with the operator."
         )
     elif not settings.releases_private_words:
-        click.echo("The vocabulary costs nothing (ε 0): it is made of public text alone.")
+        write_prose("The vocabulary costs nothing (ε 0): it is made of public text alone.")
 
 
 @command.command("withdraw")
@@ -202,9 +230,13 @@ def _show_costs(job: str, settings: JobSettings, costs: list[dict[str, Any]]) ->
 @click.argument("run")
 @as_json
 def withdraw(dataset: str, run: str) -> None:
-    """Give back the releases of DATASET that RUN registered and never began to compute.
+    """Give back the planned releases of a run.
 
-    The entries remain in the history as withdrawn. If the run is repeated, they are charged again.
+    RUN registered them for DATASET and never began to compute them. The entries remain in the
+    history as withdrawn. If the run is repeated, they are charged again.
+
+    Example:
+      confide ledger withdraw ward-notes cli/dp_bert/2026-11-26T09:30:00/123456789
     """
     ledger = _open()
     plans = {e.plan_key for e in ledger.history(dataset) if e.run == run and e.whole_plan}
@@ -242,7 +274,7 @@ def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any
         # The run registers it, without a limit.
         cost = AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(planned))
     else:
-        refuse_other_standing(budget, dataset, made_up=made_up)
+        refuse_other_standing(budget, dataset, made_up=made_up, plan=planned)
         # The run would first give back the plans of killed ones.
         killed = killed_runs(Deployment.from_environment())
         cost = ledger.cost_of_plan(planned, killed.__contains__)
@@ -277,10 +309,9 @@ def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
 
 def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) -> None:
     """Write budgets, releases and public sources, and a line for a run that may not fit again."""
-    columns = ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases", "open"]
     write_table(
         "Privacy budgets",
-        [*columns, "operator's"],
+        ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases"],
         [
             [
                 name,
@@ -290,25 +321,27 @@ def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) 
                 one["delta"],
                 "–" if one["left"] is None else f"{one['share']:.1%}",
                 one["charged_entries"],
-                one["unsettled"],
-                one["operator_releases"],
             ]
             for name, one in found.items()
         ],
-        whole=["data set"],
     )
     seen = {r["id"]: r for one in found.values() for r in one["history"]}
     if latest := sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]:
         show_history("Latest releases", latest)
     for name, one in found.items():
+        if one["unsettled"] or one["operator_releases"]:
+            write_prose(
+                f"{name}: {one['unsettled']} releases are not settled; "
+                f"{one['operator_releases']} are the operator's, without a guarantee."
+            )
         if said := _warning(name, one["like_the_last_run"]):
-            click.echo(said)
+            write_prose(said)
         if others := one["same_files_as"]:
-            click.echo(
+            write_prose(
                 f"WARNING: {name} and {', '.join(others)} were read from the same files and have "
                 "separate budgets: the sum of the budgets can be spent on the same people."
             )
-    click.echo(
+    write_prose(
         "All releases: confide ledger history NAME. Before a run: confide ledger cost."
         if found
         else "No data set is registered yet: confide ledger register --help."
@@ -343,8 +376,6 @@ def show_public(sources: list[PublicSource]) -> None:
             ]
             for source in sources
         ],
-        whole=["digest"],
-        prose=["source", "holds"],
     )
 
 
@@ -373,8 +404,6 @@ def show_history(title: str, records: list[dict[str, Any]]) -> None:
             ]
             for r in records
         ],
-        whole=["entry", "ε (PLD)", "δ", "state", "run"],
-        prose=["data set", "release"],
     )
     for run, number in runs.items():
         click.echo(f"run {number}: {run}")
@@ -453,7 +482,7 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
         rows["how many such runs fit from now on"] = found["more_of_the_same"]
     write_pairs(f"The next {job} on {found['dataset']}: {said}", rows)
     if found["refusal"]:
-        click.echo(f"Why: {found['refusal']}.")
+        write_prose(f"Why: {found['refusal']}.")
 
 
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:

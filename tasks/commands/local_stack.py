@@ -26,7 +26,12 @@ from tasks.runtime.deployment import Deployment, sqlite_file
 @click.command()
 @settings_options
 def demo(**options: Any) -> None:
-    """Run the preset `demo` (or another job) through Airflow and show its report."""
+    """Run the preset `demo` (or another job) through Airflow and show its report.
+
+    Example:
+      confide demo
+    """
+    from tasks.commands.export_command import show_next
     from tasks.commands.report_command import show
     from tasks.local.demo import run
     from tasks.protocol.settings import JobSettings
@@ -38,14 +43,20 @@ def demo(**options: Any) -> None:
     deployment = Deployment.from_environment()
     # The files and devices of containers cannot be checked from this machine.
     read = settings_from if deployment.launcher == "process" else settings_of_options
-    report = run(deployment, read(JobSettings, **options), console)
+    settings = read(JobSettings, **options)
+    report = run(deployment, settings, console)
     show(report)
-    console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
+    show_next(report, settings.private_dataset)
+    console.print(f"Took {time.monotonic() - started:.0f} s.")
 
 
 @click.command()
 def up() -> None:
-    """Serve the Airflow and MLflow pages on this machine, until `confide down`."""
+    """Serve the Airflow and MLflow pages on this machine, until `confide down`.
+
+    Example:
+      confide up
+    """
     from tasks.local import stack as local
     from tasks.local.airflow_configuration import USER, airflow_home, runs_page
 
@@ -58,12 +69,16 @@ def up() -> None:
     runs = runs_page(stack.mlflow_url, stack.mlflow_password)
     console.print(f"MLflow   {runs}   user {USER}, password {stack.mlflow_password}")
     console.print(f"The passwords are kept in {airflow_home(deployment) / 'secrets.json'}")
-    console.print("Both answer on this machine only. Stop them with `make down`.")
+    console.print("Both answer on this machine only. Stop them with `confide down`.")
 
 
 @click.command()
 def down() -> None:
-    """Stop the services that `up` started, and remains of an earlier command."""
+    """Stop the services that `up` started, and remains of an earlier command.
+
+    Example:
+      confide down
+    """
     from tasks.local.stack import stop
 
     stopped = stop(Deployment.from_environment())
@@ -79,6 +94,9 @@ def announce(corpus: str, version: str) -> None:
 
     The DAG `new_corpus` then checks both values and starts `dp_bert` with the data set's settings
     (`CONFIDE_CORPORA`).
+
+    Example:
+      confide announce ward-notes 2026-11
     """
     from tasks.local.stack import connected
 
@@ -101,6 +119,9 @@ def backup(folder: Path) -> None:
 
     The databases may be in use; each copy is a consistent snapshot. Keep the copy as safe as your
     keys: a reader of a seed can subtract the noise of its release.
+
+    Example:
+      confide backup /mnt/safe/confide
     """
     deployment = Deployment.from_environment()
     if folder.exists():

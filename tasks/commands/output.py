@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import refused
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 _PARTIAL = ".partial"
+_NO_VALUE = "–"
+_NARROW, _TALL = 30, 6  # characters and lines of a cell that is hard to read
+_WORD = re.compile(r"[^\W\d_]{2}")  # not the e of 1e-05
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -61,35 +71,61 @@ def write_answer(answer: Any, show: Callable[[], object]) -> None:
         show()
 
 
-def write_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    whole: Collection[str] = (),
-    prose: Collection[str] = (),
-) -> None:
+def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Write a table on stdout; columns without any name have no heads.
 
-    Args:
-        whole: columns without line breaks; text in other columns is wrapped and never cut.
-        prose: left-aligned columns, in addition to the first one.
+    Lines break between words. If the longest words of the columns do not fit into a line, or a long
+    text has little room, the rows are written one after the other, as lists of names and values.
+    Numbers are aligned right.
     """
+    from rich import box
     from rich.console import Console
-    from rich.markup import escape
+    from rich.measure import measure_renderables
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(show_header=any(columns))
-    for number, head in enumerate(columns):
-        left = number == 0 or head in prose
-        table.add_column(
-            head, justify="left" if left else "right", no_wrap=head in whole, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row))
     console = Console(highlight=False)
     console.print(title, style="bold", markup=False)  # a table's own title is cut to its width
-    console.print(table)
+    texts = [[Text(_cell(value)) for value in row] for row in rows]
+    by_column = [[Text(head), *cells] for head, *cells in zip(columns, *texts, strict=True)]
+    sizes = [measure_renderables(console, console.options, cells) for cells in by_column]
+    spare = console.width - 2 * (len(columns) - 1) - sum(size.minimum for size in sizes)
+    wanted = max(1, spare, sum(size.span for size in sizes))
+    widths = [size.minimum + size.span * spare // wanted for size in sizes]
+    longest = [max(cell.cell_len for cell in cells) for cells in by_column]
+    if spare < 0 or any(
+        width < _NARROW and cells > _TALL * width
+        for width, cells in zip(widths, longest, strict=True)
+    ):
+        _write_rows(columns, texts, console.width)
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.show_header = any(columns)
+    for (head, *cells), width in zip(by_column, widths, strict=True):
+        text = any(_WORD.search(cell.plain) for cell in cells)
+        table.add_column(head, justify="left" if text else "right", width=width)
+    for row in texts:
+        table.add_row(*row)
+    console.print(table, "")
+
+
+def _write_rows(columns: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> None:
+    """Write each row as its first cell and a list of the others that have a value."""
+    for first, *others in rows:
+        click.echo(f"  {first.plain}")
+        for head, text in zip(columns[1:], others, strict=True):
+            if text.plain != _NO_VALUE:
+                write_prose(f"{head}: {text.plain}" if head else text.plain, width, indent=4)
+    click.echo()
+
+
+def write_prose(text: str, width: int = 0, *, indent: int = 0) -> None:
+    """Write a paragraph on stdout; on a terminal (or for a width), lines break between words."""
+    if width or sys.stdout.isatty():
+        fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
+        begin, width = " " * indent, width or shutil.get_terminal_size().columns
+        text = fill(text, width, initial_indent=begin, subsequent_indent=begin)
+    click.echo(text)
 
 
 def write_pairs(title: str, pairs: Mapping[str, object]) -> None:
@@ -99,7 +135,7 @@ def write_pairs(title: str, pairs: Mapping[str, object]) -> None:
 
 def _cell(value: object) -> str:
     if value is None:
-        return "–"
+        return _NO_VALUE
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -18,7 +18,11 @@ from tasks.storage.store import Store
 @click.option("--uri", default="", help="A report step's output; the latest one by default.")
 @as_json
 def command(uri: str) -> None:
-    """Show the closing table of the latest report (or another) and the path of its page."""
+    """Show the closing table of the latest report (or another) and the path of its page.
+
+    Example:
+      confide report
+    """
     store = Deployment.from_environment().open_store()
     uri = given(store, uri) if uri else latest(store)[0]
     write_answer(_content(store, uri), lambda: show(uri))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
+import sys
 import time
 from collections.abc import Iterable
 from itertools import groupby
@@ -9,7 +12,8 @@ from typing import Any
 
 import click
 
-from tasks.commands import report_command
+from dp_core.errors import BadInput
+from tasks.commands import export_command, report_command
 from tasks.commands.output import as_json, is_json, write_answer, write_json, write_table
 from tasks.commands.settings_options import (
     JOBS,
@@ -25,7 +29,7 @@ from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import promotion
 from tasks.protocol.specs import StepSpec
 from tasks.protocol.sweep import SweepSettings
-from tasks.releases.deployment_ledger import plans_given_back
+from tasks.releases.deployment_ledger import charged_by_run, plans_given_back
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.mlflow import send_all
 
@@ -40,14 +44,23 @@ from tasks.tracking.mlflow import send_all
 def command(job: str, show_settings: bool, **options: Any) -> int:
     """Run a whole job on this machine: dp_bert (the default) or dp_sweep.
 
-    A step whose result exists is not run again and is not charged again.
+    A step whose result exists is not run again and is not charged again: after a stop, the same
+    command continues the run.
+
+    Example:
+      confide run --settings settings.json
+      confide run --preset demo --set epochs=2
     """
     if show_settings:
         settings = settings_of_options(JOBS[job], **options)
         described = _described(settings)
         write_answer(described, lambda: _show(described))
         return 0
-    settings = settings_from(JOBS[job], **options)
+    try:
+        settings = settings_from(JOBS[job], **options)
+    except BadInput as error:
+        fix = " ".join(filter(None, (error.fix, "Nothing was spent.")))
+        raise BadInput(error.what, where=error.where, fix=fix) from None
     deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]
     if isinstance(settings, SweepSettings) and settings.is_asked:
@@ -57,47 +70,53 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
     else:
         steps = [(*point_and_task(name), spec) for name, spec in job_steps(settings, rule).items()]
         number = len(steps)
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    begun, started = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S")
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
     work = Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps)
+    again = shlex.join(["confide", *sys.argv[1:]])
     try:
         with (
             stops_on_signals(),
-            plans_given_back(deployment, key) as given_back,
-            one_after_the_other(number) as watch,
+            plans_given_back(deployment, key),
+            one_after_the_other(number, shows_times=settings.made_up) as watch,
         ):
             finished = run_job(work, deployment, watch)
-    except SystemExit:
-        click.echo("confide: stopped by a signal. The same command continues the run.", err=True)
-        raise
+    except (KeyboardInterrupt, SystemExit) as stop:
+        _warn(f"stopped. The same command continues the run: {again}")
+        sys.exit(stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT)
     send_all(deployment)
     for name, result in finished.results.items():
-        if (found := omissions_of(result)) is not None:
-            click.echo(f"confide: warning: {name}: {found[0]}", err=True)
+        if (omissions := omissions_of(result)) is not None:
+            _warn(f"warning: {name}: {omissions[0]}")
     if is_json():
         write_json(finished.summary())
     elif "report" in finished.outputs:  # also of a job whose model an audit contradicts
         report_command.show(finished.outputs["report"])
+        export_command.show_next(finished.outputs["report"], settings.private_dataset)
+        if settings.made_up:
+            click.echo(f"Took {time.monotonic() - begun:.0f} s.")
     if finished.exit_code:
-        click.echo(f"confide: {finished.failed}", err=True)
-        if given_back:
-            click.echo(
-                f"confide: nothing was released: {len(given_back)} planned releases are given back",
-                err=True,
-            )
+        _warn(finished.failed)
+        if charged := charged_by_run(deployment, key):
+            _warn(f"releases that stay charged: {charged}. The same command continues it: {again}")
+        else:
+            _warn("nothing was spent: the run has released nothing")
     return finished.exit_code
+
+
+def _warn(line: str) -> None:
+    click.echo(f"confide: {line}", err=True)
 
 
 def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the JSON schema and the value of each setting, in the order of the form's sections."""
     values = settings.model_dump(mode="json")
-    fields = type(settings).model_json_schema()["properties"]
-    ordered = sorted(fields, key=lambda name: str(fields[name]["section"]))
-    return {name: fields[name] | {"value": values[name]} for name in ordered}
+    fields = type(settings).form_schema()
+    return {name: field | {"value": values[name]} for name, field in fields.items()}
 
 
 def _show(described: dict[str, dict[str, Any]]) -> None:
     columns = ["setting", "value", "meaning"]
     for section, fields in groupby(described.items(), lambda field: str(field[1]["section"])):
         rows = [[name, str(field["value"]), field["description"]] for name, field in fields]
-        write_table(section, columns, rows, whole=["setting"], prose=["meaning"])
+        write_table(section, columns, rows)

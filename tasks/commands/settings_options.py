@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +31,12 @@ S = TypeVar("S", bound=JobSettings)
 
 # Keyword arguments of `settings_of_options`.
 settings_options = options(
-    click.option("--preset", type=click.Choice(list(PRESETS)), help="Settings by name."),
+    click.option(
+        "--preset",
+        type=click.Choice(list(PRESETS)),
+        metavar="NAME",
+        help=f"Settings by name: {', '.join(PRESETS)}.",
+    ),
     click.option(
         "--settings",
         "file",
@@ -47,13 +54,14 @@ def settings_from(kind: type[S], **given: Any) -> S:
     `CONFIDE_LAUNCHER` is ignored here, because it only concerns Airflow.
 
     Raises:
-        BadInput: as `settings_of_options`; or a path does not exist, a public file is not declared,
-            or the steps' environment lacks the device.
+        BadInput: as `settings_of_options`; or a path does not exist, a table lacks a column, a
+            public file is not declared, or the steps' environment lacks the device.
     """
     settings, deployment = settings_of_options(kind, **given), Deployment.from_environment()
     if missing := missing_file(settings):
         name, reason = missing
         raise BadInput(reason, where=name)
+    _refuse_missing_columns(settings)
     if settings.device in ("gpu", "tpu") and _processor_only(deployment):
         raise BadInput(
             f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}",
@@ -71,6 +79,34 @@ def settings_from(kind: type[S], **given: Any) -> S:
     return settings
 
 
+def _refuse_missing_columns(settings: JobSettings) -> None:
+    """Refuse a table on this machine without the columns that its settings name.
+
+    Only its header is read.
+
+    Raises:
+        BadInput: names the setting, and the columns that the table has.
+    """
+    for role in ("private", "public"):
+        format, path, columns = (
+            getattr(settings, f"{role}_{part}") for part in ("format", "path", "columns")
+        )
+        if format in ("synthetic", "text") or "://" in path:
+            continue
+        from dp_core.data.readers.note_tables import columns_of, layout_of  # imports pyarrow
+
+        try:
+            found = columns_of(Path(path), format, layout_of(format, columns))
+        except BadInput as error:
+            raise BadInput(error.what, where=f"{role}_columns", fix=error.fix) from None
+        if role == "private" and settings.unit == "patient" and "patient" not in found:
+            raise BadInput(
+                "the unit is the patient, and no column of patients is named or recognised",
+                where="private_columns",
+                fix="Name it (patient:COLUMN), or protect the unit `document`.",
+            )
+
+
 def settings_of_options(
     kind: type[S],
     preset: str | None = None,
@@ -79,10 +115,36 @@ def settings_of_options(
 ) -> S:
     """Return the settings of a preset, changed by a file, changed by `key=value` words.
 
+    Raises:
+        BadInput: unreadable, unknown, out of range or inconsistent.
+    """
+    return validated(kind, values_of_options(kind, preset, file, words))
+
+
+def validated(kind: type[S], values: dict[str, Any]) -> S:
+    """Return the settings with these values.
+
+    Raises:
+        BadInput: out of range or inconsistent.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(one_line(error), where="settings") from None
+
+
+def values_of_options(
+    kind: type[JobSettings],
+    preset: str | None = None,
+    file: Path | None = None,
+    words: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the given values of a preset, changed by a file, changed by `key=value` words.
+
     Relative paths become absolute: steps run in other folders than people.
 
     Raises:
-        BadInput: unreadable, unknown, out of range or inconsistent.
+        BadInput: unreadable, or unknown.
     """
     values = preset_settings(preset) if preset else {}
     values |= read_object(file, str(file)) if file else {}
@@ -94,10 +156,20 @@ def settings_of_options(
     _refuse_unknown(kind, values)
     for key, named in named_paths(kind, values).items():
         values[key] = ",".join(p if "://" in p else absolute(key, p) for p in named)
+    return values
+
+
+def write_settings(settings: Mapping[str, Any], file: Path, option: str) -> None:
+    """Write settings to the file of an option, for `confide run --settings`.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
     try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise BadInput(one_line(error), where="settings") from None
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise BadInput(f"cannot be written ({reason})", where=f"{option} {file}") from None
 
 
 def absolute(name: str, path: str) -> str:
@@ -120,14 +192,11 @@ def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:
         if key in SweepSettings.model_fields:
             raise BadInput("belongs to dp_sweep", where=f"settings: {key}")
         fix = f"Names: confide run {job}--show-settings"
-        # A guess must be a slip of the keyboard: phrases_epsilon is not meant by target_epsilon.
+        # A guess must be a slip of the keyboard.
         if near := difflib.get_close_matches(key, kind.model_fields, n=1, cutoff=0.8):
             fix = f"Did you mean {near[0]}? {fix}"
         elif "epsilon" in key or key == "eps":
-            fix = (
-                "No setting holds the ε of a training: it follows from noise_multiplier (σ). "
-                f"`confide calibrate` and `confide advise` return σ for an ε. {fix}"
-            )
+            fix = f"target_epsilon is the ε of a run. {fix}"
         raise BadInput("unknown setting", where=f"settings: {key}", fix=fix)
 
 

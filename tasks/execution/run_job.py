@@ -221,10 +221,18 @@ class ProgressBars(RichProgress):
 
 
 @contextmanager
-def one_after_the_other(steps: int) -> Iterator[Watcher]:
-    """Yield a watcher of steps that run one at a time: a line and a bar for each."""
+def one_after_the_other(steps: int, *, shows_times: bool) -> Iterator[Watcher]:
+    """Yield a watcher of steps that run one at a time: a line and a bar for each.
+
+    Args:
+        steps: the number of steps of the job.
+        shows_times: whether lines begin with the time since the start, which reveals the size of
+            the data.
+    """
     console = Console(stderr=True, highlight=False)
     begun: list[str] = []
+    started = time.monotonic()
+
     with ProgressBars(console) as bars:
 
         def watch(name: str, now: StepProgress) -> None:
@@ -232,7 +240,10 @@ def one_after_the_other(steps: int) -> Iterator[Watcher]:
                 for earlier in begun[-1:]:
                     bars.remove(earlier)
                 begun.append(name)
-                console.print(f"[{len(begun)}/{steps}] {name}", markup=False, soft_wrap=True)
+                since = time.gmtime(time.monotonic() - started)
+                line = time.strftime("%H:%M:%S  ", since) if shows_times else ""
+                line += f"[{len(begun)}/{steps}] {name}"
+                console.print(line, markup=False, soft_wrap=True)
             bars.show(name, now)
 
         yield watch

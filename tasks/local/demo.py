@@ -75,8 +75,8 @@ class RunFollower:
         """Return the messages of a task's step so far."""
         name = _name(task)
         if name not in self._channels:
-            step, run_key = task["task_id"].rpartition(".")[2], f"{DAG}/{self.run_id}"
-            file = channel_file(self.home, run_key, step, task["map_index"])
+            run_key = f"{DAG}/{self.run_id}"
+            file = channel_file(self.home, run_key, task["task_id"], task["map_index"])
             self._channels[name] = Follower(file)
         return self._channels[name].look()
 
@@ -135,7 +135,9 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
     if failed is None:
         raise ConfideError(f"the run ended as {state}", fix=f"See {deployment.logs}.")
     folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
-    log = folder / f"task_id={failed['task_id']}" / f"attempt={failed['try_number']}.log"
+    instance = [f"map_index={failed['map_index']}"] if failed["map_index"] >= 0 else []
+    of_task = folder.joinpath(f"task_id={failed['task_id']}", *instance)
+    log = of_task / f"attempt={failed['try_number']}.log"
     told = follower.told(failed)
     code = f" (exit code {told.failed.exit_code})" if told.failed else ""
     reason = told.reason("failed").rstrip(".") + code
@@ -168,8 +170,7 @@ def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _name(task: dict[str, Any]) -> str:
-    """Return the display name of a task; a mapped task is named with its point."""
+    """Return the display name of a task; an instance of a mapped task is named with its model."""
     if task["map_index"] < 0:
         return str(task["task_id"])
-    name = str(task["task_id"]).rpartition(".")[2]
-    return f"{name} ({task.get('rendered_map_index') or task['map_index']})"
+    return f"{task['task_id']} ({task.get('rendered_map_index') or task['map_index']})"

@@ -44,6 +44,7 @@ from tasks.protocol.specs import (
     Asked,
     AuditSpec,
     BudgetSpec,
+    CalibrationTarget,
     CanariesSpec,
     Charged,
     ChargedPrivacyConfig,
@@ -78,8 +79,8 @@ POINT_STEPS = ("pretraining", "exposure", "membership", "audit", "finetuning")  
 def front_half(s: JobSettings) -> dict[str, StepSpec]:
     """Return the steps before DP pre-training, which the points of a sweep share.
 
-    A causal model reads no labelled text: it is not fine-tuned, because the heads need the context
-    on both sides of a word.
+    Without labelled text, no model is fine-tuned. A causal model never is, because the heads need
+    the context on both sides of a word.
     """
     common: dict[str, Any] = {"made_up": s.made_up}
     seeded = common | s.part(SeedConfig).model_dump()
@@ -89,6 +90,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         role="private",
         format=s.private_format,
         path=s.private_path,
+        columns=s.private_columns,
         dataset=s.private_dataset,
     )
     public = CorpusSpec(
@@ -96,12 +98,14 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         role="public",
         format=s.public_format,
         path=s.public_path,
+        columns=s.public_columns,
         dataset="public",
     )
     entities = EntitiesSpec(
         **seeded,
         head=s.head,
         format=s.entities_format,
+        scheme=None if s.entities_scheme == "auto" else s.entities_scheme,
         public=s.entities_shown,
         dataset=s.entities_charged_to,
         entities_unit=s.entities_unit,
@@ -155,7 +159,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
     steps: dict[str, StepSpec] = {
         "private_corpus": private,
         "public_corpus": public,
-        **({} if is_causal(s.model_kind) else {"entities": entities}),
+        **({"entities": entities} if s.fine_tunes else {}),
         **({"checkpoint": checkpoint} if checkpoint else {}),
         "vocabulary": vocabulary,
         "canaries": canaries,
@@ -234,6 +238,11 @@ def pretraining(
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
+    target = None
+    if private and s.target_epsilon is not None:
+        others = [one for one in front.values() if isinstance(one, VocabularySpec | PhrasesSpec)]
+        charged = tuple(one for one in others if one.charges)
+        target = CalibrationTarget(epsilon=s.target_epsilon, alongside=charged)
     plan = ChargedPrivacyConfig(
         dataset=s.private_dataset,
         **s.part(PrivacyConfig).model_dump(),
@@ -258,6 +267,7 @@ def pretraining(
             ),
             "updates": s.updates_after(mode, s.epochs),
             "kept_updates": s.kept_updates(mode),
+            "target": target,
         }
     )
 
@@ -452,8 +462,8 @@ def _measured(
 ) -> dict[str, StepSpec]:
     """Return the steps that measure a model, which its training may have kept before its end.
 
-    A causal model is not fine-tuned: its other measurement is perplexity. The attacks of membership
-    inference are on all models of a training together, and only the last model is audited.
+    The attacks of membership inference are on all models of a training together, and only the last
+    model is audited.
     """
     updates = 0
     if point.is_on_the_way and point.epochs is not None:
@@ -507,7 +517,7 @@ def asked_training(
     asked = Asked(
         search=settings.search,
         number=number,
-        least_noise_multiplier=costliest.noise_multiplier,
+        least_noise_multiplier=costliest.noise_multiplier or 0.0,
         most_updates=costliest.updates,
     )
     training = pretraining(job, front_half(job), "dp")
@@ -558,7 +568,7 @@ def report_of(
         title="dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert",
         results={name: spec.output for name, spec in steps.items()},
         points={point.name: point for point in points},
-        settings=settings.model_dump(mode="json"),
+        settings=settings.model_dump(mode="json", exclude_none=True),
         promotion=promotion,
     )
 
@@ -579,7 +589,7 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
     named = named_paths(type(settings), settings.model_dump())
     if not settings.membership_units:
         named.pop("membership_codes", None)
-    if is_causal(settings.model_kind):  # a causal model is not fine-tuned
+    if not settings.fine_tunes:  # labelled text is not read
         named = {name: files for name, files in named.items() if not name.startswith("entities_")}
     for name, path in ((name, path) for name, files in named.items() for path in files):
         if "://" in path:

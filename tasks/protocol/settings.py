@@ -20,11 +20,11 @@ from dp_core.config.audit_settings import (
     MembershipConfig,
     SamplesConfig,
 )
-from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig
+from dp_core.config.data import CanaryConfig, HoldoutConfig, ReaderConfig, RowsConfig, TagScheme
 from dp_core.config.fields import (
     CLASSES_OR_NONE,
-    DATA,
-    MODEL,
+    COLUMNS_OR_NONE,
+    ESSENTIALS,
     MORE_DATA,
     MORE_TRAINING,
     NAME,
@@ -32,7 +32,6 @@ from dp_core.config.fields import (
     NUMBERS_OR_NONE,
     POINTS_OR_NONE,
     PRIVATE_LABELS,
-    TRAINING,
     TYPES_OR_NONE,
     listed_points,
     numbers,
@@ -41,7 +40,9 @@ from dp_core.config.fields import (
 )
 from dp_core.config.privacy import (
     LEAST_BYTE_LEVEL,
+    LEAST_EPSILON,
     LEAST_UNITS,
+    MOST_EPSILON,
     ClipNorm,
     Delta,
     NoiseMultiplier,
@@ -66,33 +67,48 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from dp_core.errors import PlanError
+from tasks.protocol.defaults import LEAST_AUDITED_UNITS, with_defaults
 from tasks.protocol.points import Mode, Point
 
 MADE_UP = "synthetic-notes"
-PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
-PublicFormat = Literal["synthetic", "text", "jsonl"]
-EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
-PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
+PublicFormat = Literal["synthetic", "text", "csv", "parquet", "jsonl"]
+PrivateFormat = Literal[PublicFormat, "noteevents"]
+EntitiesFormat = Literal[
+    "none", "synthetic", "i2b2", "i2b2-2012", "columns", "brat", "pubtator", "jsonl", "tsv"
+]
+PAGE = 256  # points of one Airflow run: Airflow maps 1,024 tasks, and a point has 4 measurements
+EMPTY = tuple(with_defaults({}, audited=True))  # settings that are left empty by default
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
+_OF_LABELS = (*TaggingConfig.model_fields, "entity_types", "class_names")
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
 
-class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
+class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
     """Settings of the private corpus, the public corpus and the labelled text.
 
     Attributes:
         private_format: synthetic: the project's made-up notes; text: .txt files, in a folder per
-            patient; jsonl: a JSON object per line (names of its fields: under Advanced);
-            noteevents: CSV like MIMIC-III's NOTEEVENTS. Files may be .gz or .xz.
+            patient; csv (also .tsv), parquet and jsonl (a JSON object per line): tables whose
+            columns private_columns names; noteevents: CSV like MIMIC-III's NOTEEVENTS. Files may be
+            .gz or .xz.
         private_path: File or folder (local or gs://); empty for synthetic.
+        private_columns: Columns of a table: text:NoteText,patient:PatNr,document:DocId,date:Datum;
+            of csv also delimiter:semicolon and encoding:windows-1252. Common names of other roles
+            are recognised, and the header shows the delimiter. `confide init FILE` proposes them.
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
-        public_format: synthetic, text or jsonl, as for the private corpus; it needs no privacy.
+        public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs
+            no privacy.
         public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
-        entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011), columns
-            (token and tag, IOB or IOB2) or pubtator. With classes and pairs: jsonl or tsv, with the
+        public_columns: Columns of a public table, as private_columns.
+        entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011, or .extent,
+            2012), i2b2-2012 (.xml), columns (token and tag, also .conll, .txt, .iob and .bio), brat
+            (folders of .txt and .ann) or pubtator. With classes and pairs: jsonl or tsv, with the
             fields text and label, or sentence1, sentence2 and gold_label, and optionally
-            document_id and patient_id.
+            document_id and patient_id. none: no model is fine-tuned. Empty: made-up labels with
+            the made-up private corpus, otherwise none.
+        entities_scheme: Scheme of the tags in columns: iob1, iob2, iobes, bilou or bios; other tags
+            are refused. auto: each of these; the list of items set aside names the scheme.
         entities_train: File or folder (local or gs://) of labelled text to learn from; empty for
             synthetic.
         entities_test: File or folder (local or gs://) of labelled text for F1 or accuracy; empty
@@ -102,8 +118,9 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             others; a sweep takes each in turn. 0: no folds, but a separate test path.
         entities_patients: File (.csv or .tsv, local or gs://) with the patient of each training
             document, for private fine-tuning of patients if texts do not name them (patient_id).
-            Documents are named in i2b2 by path without suffix, in pubtator by id, in columns by
-            path and #0 (#1 if -DOCSTART- begins the file), in jsonl and tsv by document_id.
+            Documents are named in i2b2, i2b2-2012 and brat by path without suffix, in pubtator by
+            id, in columns by path and #0 (#1 if -DOCSTART- begins the file), in jsonl and tsv by
+            document_id.
         entities_dataset: Its name in the privacy ledger if the labels are private; empty: the
             private data set.
         entities_public: Whether both label files are declared public; otherwise F1 on them is for
@@ -114,10 +131,17 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     private_format: PrivateFormat = setting("synthetic", "Private corpus: format")
     private_path: str = setting("", "Private corpus: path", path=True)
+    private_columns: str = setting("", "Private corpus: columns", pattern=COLUMNS_OR_NONE)
     private_dataset: str = setting(MADE_UP, "Private data set", pattern=NAME)
     public_format: PublicFormat = setting("synthetic", "Public corpus: format")
     public_path: str = setting("", "Public corpus: path", path=True)
+    public_columns: str = setting(
+        "", "Public corpus: columns", section=MORE_DATA, pattern=COLUMNS_OR_NONE
+    )
     entities_format: EntitiesFormat = setting("synthetic", "Labelled text: format")
+    entities_scheme: Literal["auto", TagScheme] = setting(
+        "auto", "Labelled text: tags", section=MORE_DATA
+    )
     entities_train: str = setting("", "Labelled text: training path", path=True)
     entities_test: str = setting("", "Labelled text: test path", path=True)
     entities_folds: int = setting(0, "Labelled text: folds", section=MORE_DATA, ge=0, le=100)
@@ -130,8 +154,8 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
 
     @property
     def entities_shown(self) -> bool:
-        """Whether the labelled sentences are public or synthetic."""
-        return self.all_public or self.entities_public or self.entities_format == "synthetic"
+        """Whether no labelled text is private: it is public, synthetic, or there is none."""
+        return self.all_public or self.entities_public or self._makes_up_labels
 
     @property
     def entities_charged_to(self) -> str:
@@ -144,15 +168,36 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     @property
     def made_up(self) -> bool:
         """Whether the run declares every input synthetic or public; the ledger must agree."""
-        synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
-        return self.all_public or synthetic
+        return self.all_public or (self.private_format == "synthetic" and self._makes_up_labels)
+
+    @property
+    def _makes_up_labels(self) -> bool:
+        """Whether no file of labels is read: they are made up, or there are none."""
+        return self.entities_format in ("none", "synthetic")
 
     @property
     def _entities_paths(self) -> list[str]:
-        """The paths of labelled sentences, which all formats but `synthetic` need."""
+        """The paths of labelled text, which all formats of files need."""
         if self.entities_folds:
             return [self.entities_train]
         return [self.entities_train, self.entities_test]
+
+    @model_validator(mode="after")
+    def _settings_of_labels_have_labels(self) -> Self:
+        fields = type(self).model_fields
+        changed = [
+            name
+            for name in fields
+            if (name in _OF_LABELS or name.startswith(("entities_", "finetune_")))
+            and name != "entities_format"
+            and getattr(self, name) != fields[name].default
+        ]
+        if changed and self.entities_format == "none":
+            raise ValueError(
+                f"{', '.join(changed)}: no labelled text is read: give its entities_format and "
+                "paths, or leave these settings out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _paths_belong_to_formats(self) -> Self:
@@ -167,10 +212,10 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
             ("public", self.public_format, [self.public_path]),
             ("entities", self.entities_format, self._entities_paths),
         ):
-            if fmt != "synthetic" and not all(paths):
+            if fmt not in ("synthetic", "none") and not all(paths):
                 raise ValueError(f"{kind}: format {fmt} needs a path")
-            if fmt == "synthetic" and any(paths):
-                raise ValueError(f"{kind}: format synthetic takes no path")
+            if fmt in ("synthetic", "none") and any(paths):
+                raise ValueError(f"{kind}: format {fmt} takes no path")
         if self.entities_format == "synthetic" and self.entities_patients:
             raise ValueError("entities: format synthetic takes no list of patients")
         if self.private_format == "synthetic" and self.private_dataset != MADE_UP:
@@ -242,11 +287,13 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
     @model_validator(mode="after")
     def _labels_are_of_the_head(self) -> Self:
         of_classes = self.entities_format in CLASS_FORMATS
-        if self.entities_format != "synthetic" and of_classes == (self.head == "entities"):
+        if not self._makes_up_labels and of_classes == (self.head == "entities"):
             labels = "classes" if of_classes else "entities"
             raise ValueError(
                 f"entities_format: {self.entities_format} holds {labels}, and head is {self.head}"
             )
+        if self.entities_scheme != "auto" and self.entities_format != "columns":
+            raise ValueError("entities_scheme: only the format columns has tags: leave it auto")
         return self
 
     @model_validator(mode="after")
@@ -285,10 +332,16 @@ class JobSettings(
     WrittenTextConfig,
     FinetuneSettings,
     section=MORE_TRAINING,
+    empty=EMPTY,
 ):
     """All settings of `dp_bert`. The defaults are the demo.
 
     Attributes:
+        target_epsilon: ε of all releases of the private data set in a run together: vocabulary,
+            phrases and training. Their shares and σ are calibrated to it. Empty: noise_multiplier
+            and the ε of the parts hold.
+        target_delta: δ of the same guarantee. Empty: the largest power of ten that is at most
+            1/(100 · declared_units).
         epochs: Passes over the declared units in DP pre-training.
         kept_epochs: Epochs before the last, comma-separated, after which trainings with and without
             DP also keep their models. Each model is fine-tuned and measured; the charge of a DP
@@ -304,9 +357,9 @@ class JobSettings(
             setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start.
             Other settings have the job's values. Each is a release and is charged.
         nonprivate: Also pre-train on the same rows without privacy. The result stays with the
-            operator.
-        nonprivate_batch_size: Units per update without privacy; the epochs are those of the DP
-            training.
+            operator. Empty: only if the text is made up or public.
+        nonprivate_batch_size: Units per update without privacy, if there are as many as declared;
+            the epochs are those of the DP training.
         nonprivate_learning_rate: Peak learning rate of the training without privacy, of AdamW.
         public_steps: Updates on public text; 0: none, the model is as public_model has it, or
             fresh.
@@ -316,18 +369,23 @@ class JobSettings(
             pre-training.
     """
 
-    epochs: float = setting(6.0, "Epochs", section=TRAINING, gt=0, le=10_000)
+    target_epsilon: float | None = setting(
+        None, "Target ε", section=ESSENTIALS, ge=LEAST_EPSILON, le=MOST_EPSILON
+    )
+    target_delta: Delta | None = setting(None, "Target δ", section=ESSENTIALS)
+    epochs: float = setting(6.0, "Epochs", section=ESSENTIALS, gt=0, le=10_000)
     # The models that private trainings start from, by the names of their steps.
     starts: ClassVar[Mapping[str, Point]] = {
         "public_pretraining": Point(baseline="public-training"),
         "phrases_pretraining": Point(baseline="phrases"),
     }
+    audited: ClassVar[bool] = True  # whether an audit by canaries is possible
 
     kept_epochs: str = setting("", "Keep the model after these epochs", pattern=NUMBERS_OR_NONE)
-    public_model: str = setting("", "Public model to start from", section=MODEL, path=True)
+    public_model: str = setting("", "Public model to start from", section=ESSENTIALS, path=True)
     private_start: Literal["public", "fresh"] = setting("public", "Private training: start")
     more_trainings: str = setting("", "More private trainings", pattern=POINTS_OR_NONE)
-    nonprivate: bool = setting(True, "Compare with non-private training")
+    nonprivate: bool = setting(None, "Compare with non-private training")
     nonprivate_batch_size: BatchSize = setting(64, "Non-private batch size")
     nonprivate_learning_rate: LearningRate = setting(3e-3, "Non-private learning rate")
     public_steps: int = setting(900, "Public pre-training: updates", ge=0, le=100_000_000)
@@ -335,6 +393,38 @@ class JobSettings(
     public_learning_rate: LearningRate = setting(3e-3, "Public learning rate")
 
     phrases_steps: int = setting(1800, "Training on written text: updates", ge=1, le=100_000_000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_empty_settings(cls, values: Any) -> Any:
+        """Fill in the settings that are left empty, before any rule combines them."""
+        if not isinstance(values, Mapping):
+            return values
+        fields = cls.model_fields
+        may_be_empty = {name for name in values if name in fields and fields[name].default is None}
+        given = {n: v for n, v in values.items() if v not in (None, "") or n not in may_be_empty}
+        return with_defaults(given, audited=cls.audited)
+
+    @property
+    def why_unaudited(self) -> str:
+        """The reason why no audit by canaries is planned, in a sentence; empty if one is."""
+        if self.audit_canaries:
+            return ""
+        if not self.audited:
+            return "A sweep has no audit by canaries."
+        if self.private_start == "fresh":
+            return "A training from random weights cannot be audited by canaries."
+        if self.declared_units < LEAST_AUDITED_UNITS:
+            return (
+                f"{self.declared_units} units are too few for an audit by canaries: it needs "
+                f"{LEAST_AUDITED_UNITS} or more to show a noticeable ε."
+            )
+        return "The settings switch the audit by canaries off (audit_canaries=0)."
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether models are fine-tuned: there is labelled text, and they are not causal."""
+        return self.entities_format != "none" and not is_causal(self.model_kind)
 
     @property
     def updates(self) -> int:
@@ -474,6 +564,7 @@ class JobSettings(
         )
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
+        self._refuse_a_target_of_other_releases()
         self._refuse_kept_epochs_out_of_order()
         if self.membership_codes and self.private_format == "synthetic":
             raise ValueError("membership_codes: made-up patients have no codes")
@@ -494,6 +585,30 @@ class JobSettings(
             except ValidationError as error:
                 raise ValueError(f"{name}: {one_line(error)}") from None
         return self
+
+    def _refuse_a_target_of_other_releases(self) -> None:
+        """Refuse a target with a σ besides, with other private trainings, or below its parts."""
+        if self.target_epsilon is None:
+            if self.target_delta is not None:
+                raise ValueError("target_delta: belongs to target_epsilon, which is empty")
+            return
+        if self.noise_multiplier is not None:
+            raise ValueError("target_epsilon: noise_multiplier follows from it: set only one")
+        if self.more_trainings:
+            raise ValueError("target_epsilon: is of one private training: empty more_trainings")
+        if self._tunes_the_private_data_set:
+            raise ValueError(
+                "target_epsilon: does not divide ε with private fine-tuning: name a data set of "
+                "the labels in entities_dataset, or set noise_multiplier"
+            )
+        parts = [self.delta]
+        parts += [self.vocabulary_delta] if self.releases_private_words else []
+        parts += [self.phrases_delta] if self.phrases_epsilon else []
+        if math.fsum(parts) > (self.target_delta or 0.0):
+            raise ValueError(
+                f"target_delta: the δ of the parts sum to {math.fsum(parts):.3g}, above "
+                f"{self.target_delta:.3g}: leave them empty"
+            )
 
     def _refuse_kept_epochs_out_of_order(self) -> None:
         """Refuse epochs that do not rise, or two of which end after the same update."""

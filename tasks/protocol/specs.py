@@ -25,6 +25,7 @@ from dp_core.config.data import (
     ReaderConfig,
     RowsConfig,
     SequenceConfig,
+    TagScheme,
     VersionConfig,
 )
 from dp_core.config.fields import Config, paths
@@ -51,7 +52,7 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from tasks.protocol.points import Point
-from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
+from tasks.protocol.settings import EntitiesFormat, PrivateFormat
 from tasks.protocol.settings_file import Promotion
 
 STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's store
@@ -62,7 +63,8 @@ _CODE_OF_TRAINING = (
     "tasks.steps.training_files",  # rows, first weights, and kept models
     "dp_core.models.hugging_face",
 )
-_IF_SET = ("after", "asked", "kept_updates", "model_updates")  # hashed only if they are set
+# hashed only if they are set
+_IF_SET = ("after", "asked", "kept_updates", "model_updates", "scheme", "target")
 
 
 class RunContext(Config):
@@ -172,8 +174,9 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
-    format: PrivateFormat | PublicFormat
+    format: PrivateFormat
     path: str
+    columns: str = ""
     dataset: str
 
     @property
@@ -200,6 +203,7 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
+    scheme: TagScheme | None = None  # of the tags in columns; None: every scheme is read
     public: bool  # the labels may be shown; otherwise F1 on them is for the operator only
     dataset: str = ""  # data set charged for private labels; empty if they are public
     entities_unit: UnitName = "patient"
@@ -408,6 +412,13 @@ class Asked(Config):
     most_updates: int
 
 
+class CalibrationTarget(Config):
+    """The ε of a private training together with the other releases of its run, instead of σ."""
+
+    epsilon: float  # at the sum of the releases' δ
+    alongside: tuple[VocabularySpec | PhrasesSpec, ...]  # from the same data set
+
+
 class PretrainSpec(TrainingSpec):
     """Language-model pre-training on public or released text, with DP, or without privacy.
 
@@ -432,6 +443,7 @@ class PretrainSpec(TrainingSpec):
     extraction: ExtractionConfig = ExtractionConfig()
     asked: Asked | None = None  # bounds if an optimiser chose it
     kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
+    target: CalibrationTarget | None = None  # from which the plan's σ is calibrated
 
     @property
     def charged_as(self) -> PretrainSpec:
@@ -474,6 +486,8 @@ class PretrainSpec(TrainingSpec):
             raise ValueError("kept_updates: they must rise, and lie below updates")
         if self.asked:
             self._refuse_beyond_the_bounds(self.asked)
+        if self.target and (self.plan is None or self.plan.noise_multiplier is not None):
+            raise ValueError("target: replaces the noise multiplier of a private training")
         return self
 
     def _refuse_beyond_the_bounds(self, asked: Asked) -> None:
@@ -481,7 +495,7 @@ class PretrainSpec(TrainingSpec):
             raise ValueError("asked: only a training with DP is charged")
         if self.kept_updates:
             raise ValueError("asked: of an asked training the last model alone is released")
-        if self.plan.noise_multiplier < asked.least_noise_multiplier:
+        if (self.plan.noise_multiplier or 0.0) < asked.least_noise_multiplier:
             raise ValueError("asked: less noise than what is charged has")
         if self.updates > asked.most_updates:
             raise ValueError("asked: more updates than what is charged has")
@@ -508,7 +522,8 @@ class PretrainSpec(TrainingSpec):
         if self.plan is None:
             return {}
         sizes = {"batch_size": self.batches.batch_size, "updates": self.updates}
-        return sizes | {"σ": self.plan.noise_multiplier}
+        sigma = self.plan.noise_multiplier  # None: it follows from the target
+        return sizes | ({} if sigma is None else {"σ": sigma})
 
 
 class OfModelSpec(StepSpec):

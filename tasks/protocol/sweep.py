@@ -40,7 +40,7 @@ from tasks.protocol.points import (
 )
 from tasks.protocol.settings import PAGE, JobSettings
 
-MOST_POINTS = 16 * PAGE
+MOST_POINTS = 64 * PAGE
 SEARCHED = {  # settings that an optimiser varies between the ends of their lists, and the scale
     "noise_multiplier": "number",
     "epochs": "number",
@@ -105,6 +105,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     starts: ClassVar[Mapping[str, Point]] = {
         name: point.model_copy(update=NO_TRAINING) for name, point in JobSettings.starts.items()
     }
+    audited: ClassVar[bool] = False
 
     sweep_noise_multipliers: str = setting("0.6,1.0,2.0", "Noise multipliers σ", pattern=NUMBERS)
     sweep_batch_sizes: str = setting("128,256", "Batch sizes", pattern=WHOLE_NUMBERS)
@@ -129,7 +130,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     sweep_baselines: str = setting("", "Compare with", pattern=WORDS_OR_NONE)
     sweep_checkpoints: str = setting("", "Compare with checkpoints", path=True, several=True)
     sweep_search: Literal["grid", "optuna"] = setting("grid", "Search")
-    sweep_trials: int = setting(10, "Search: points", ge=1, le=PAGE)
+    sweep_trials: int = setting(10, "Search: points", ge=1, le=1024)
     selection: Literal["publish-all", "random-count"] = setting("publish-all", "Release")
 
     def grid(self) -> list[Point]:
@@ -179,7 +180,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
 
         It omits the number of points, because a longer search begins with the same points.
         """
-        settings = self.model_dump_json(exclude={"sweep_trials"})
+        settings = self.model_dump_json(exclude={"sweep_trials"}, exclude_none=True)
         return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
     def asked_point(self, values: Mapping[str, float]) -> Point:
@@ -294,14 +295,16 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     def _every_point_is_a_job(self) -> Self:
         if self.more_trainings:
             raise ValueError("more_trainings: a sweep lists its points in sweep_points")
+        if self.target_epsilon is not None:
+            raise ValueError("target_epsilon: a sweep varies σ, and so ε: empty it")
         if self.phrases_epsilon and self.private_start == "fresh":
             raise ValueError(
                 "phrases_epsilon: no training of a sweep begins with the phrases where "
                 "private_start is fresh, and they are charged all the same: set it to 0"
             )
         self._refuse_a_grid_without_end()
-        if is_causal(self.model_kind):
-            self._refuse_what_causal_models_lack()
+        if not self.fine_tunes:
+            self._refuse_what_needs_labels()
         for point in self.grid():
             try:
                 self.job(point)
@@ -338,8 +341,10 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             )
         return self
 
-    def _refuse_what_causal_models_lack(self) -> None:
-        """Refuse axes of fine-tuning, and settings that need F1 or masks, for causal models."""
+    def _refuse_what_needs_labels(self) -> None:
+        """Refuse axes of fine-tuning, and settings that need F1 or accuracy, without labels."""
+        causal = is_causal(self.model_kind)
+        measure = "perplexity" if causal else "accuracy of masked tokens"
         varied = [
             "sweep_points" if self.sweep_points else field
             for axis, field in FINETUNING_AXES.items()
@@ -348,34 +353,34 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         varied += ["sweep_finetune_seeds"] if self.sweep_finetune_seeds > 1 else []
         varied += ["entities_folds"] if self.entities_folds else []
         if varied:
+            reason = "a causal model is not fine-tuned" if causal else "no labelled text is read"
             raise ValueError(
-                f"{', '.join(dict.fromkeys(varied))}: a causal model is not fine-tuned, so there "
-                "is nothing of it to vary"
+                f"{', '.join(dict.fromkeys(varied))}: {reason}, so fine-tuning cannot vary"
             )
         if not self.holdout:
             raise ValueError(
-                "holdout: causal models are compared by the perplexity of text that is held out: "
-                "give a share above 0"
+                f"holdout: without fine-tuning, models are compared by the {measure} of text that "
+                "is held out: give a share above 0"
             )
-        if self.selection == "random-count":
+        if causal and self.selection == "random-count":
             raise ValueError(
                 "selection: random-count chooses by accuracy under masks, which a causal model "
                 "does not have: choose publish-all"
             )
         if self.sweep_epochs_from == "checkpoints":
             raise ValueError(
-                "sweep_epochs_from: causal models are compared by perplexity, which is measured of "
-                "the last model of a training alone: choose trainings"
+                f"sweep_epochs_from: without fine-tuning, models are compared by {measure}, which "
+                "only the last model of a training has: choose trainings"
             )
         if self.is_asked:
             raise ValueError(
-                "sweep_search: causal models are compared by the perplexity of private text, "
-                "which is the operator's, and no optimiser is told it: choose grid"
+                f"sweep_search: without fine-tuning, models are compared by the {measure} of "
+                "private text, which only the operator may see: choose grid"
             )
         if self.sweep_checkpoints:
             raise ValueError(
-                "sweep_checkpoints: the perplexity of a causal model by its own tokens is not to "
-                "be compared with that by the sweep's: begin the sweep with it, by public_model "
+                f"sweep_checkpoints: without fine-tuning, models are compared by {measure}, which "
+                "depends on a model's tokens: start the sweep from the checkpoint, by public_model "
                 "and vocabulary_source=checkpoint"
             )
 

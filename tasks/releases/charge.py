@@ -12,15 +12,19 @@ continue. A new release with a new seed is then made and charged.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from dp_core.config.privacy import UnitConfig, refuse_large_delta
 from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, ConfideError
 from dp_core.phrases import ngram_release as phrases
-from dp_core.privacy.accounting.calibration import least_error, with_bands
+from dp_core.privacy.accounting.accountants import epsilon_pld
+from dp_core.privacy.accounting.calibration import least_error, noise_for, round_up, with_bands
 from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
@@ -35,6 +39,7 @@ from dp_core.privacy.mechanisms import (
     NeighboringRelation,
     PrivacyUnit,
     Unaccounted,
+    compose,
     under,
 )
 from dp_core.privacy.private_selection import selection_of
@@ -55,6 +60,7 @@ from tasks.releases.deployment_ledger import confirm_releases, ledger_for
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.runtime.log import log
 
+MOST_NOISE = 1000.0  # largest noise multiplier of a setting; above it nothing is learned
 _COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
 
 
@@ -226,7 +232,7 @@ def training_plan(
         declared_units=plan.all_units,
         sampling=TruncatedPoissonSampling(cap) if cap else PoissonSampling(),
         clip_norm=plan.clip_norm,
-        noise_multiplier=plan.noise_multiplier,
+        noise_multiplier=_noise_multiplier(spec),
         schedule=schedule,
         delta=plan.delta,
         examples_per_step=min(n for n in rows if n is not None),
@@ -242,6 +248,69 @@ def training_plan(
     if not plan.noise_bands:
         return least_error(made, workload)
     return with_bands(made, plan.noise_bands, workload)
+
+
+def _noise_multiplier(spec: PretrainSpec | FinetuneSpec) -> float:
+    """Return σ of a private training: as its plan states it, or calibrated to its target."""
+    sigma = spec.private_plan.noise_multiplier
+    if sigma is not None:
+        return sigma
+    target = spec.target if isinstance(spec, PretrainSpec) else None
+    if not isinstance(spec, PretrainSpec) or target is None:
+        raise BadInput("neither σ nor a target", where="training spec")
+    return calibrated_noise(spec, target.epsilon, tuple(map(planned_release, target.alongside)))
+
+
+def calibrated_noise(spec: PretrainSpec, epsilon: float, alongside: Iterable[Entry]) -> float:
+    """Return the least σ at which a training and other releases together cost at most ε.
+
+    ε is by PLD, at the sum of the releases' δ. If the plan chooses its bands, σ is first computed
+    for one band, and raised as long as the chosen bands compose to more than ε.
+
+    Args:
+        spec: the training; its σ and target have no part in this.
+        epsilon: ε of all these releases.
+        alongside: planned releases from the same data set.
+
+    Raises:
+        BadInput: the other releases exhaust ε, or nothing would be learned at such a σ.
+    """
+    others = list(alongside)
+    return _calibrated(
+        spec.model_copy(update={"target": None}),
+        epsilon,
+        tuple(release.event for release in others),
+        math.fsum([spec.private_plan.delta, *(release.delta for release in others)]),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(
+    spec: PretrainSpec, epsilon: float, others: tuple[MechanismEvent, ...], delta: float
+) -> float:
+    def event_at(sigma: float, **changes: Any) -> MechanismEvent:
+        plan = spec.private_plan.model_copy(update={"noise_multiplier": sigma, **changes})
+        event = training_plan(spec.model_copy(update={"plan": plan})).event()
+        return event.stating(PrivacyUnit(plan.unit), plan.example_words)
+
+    bands = spec.private_plan.noise_bands
+    # A learned clip norm has the same event, but a plan of it refuses a small σ.
+    alike = {"noise_bands": bands or 1, "clipping": "flat"}
+    sigma = noise_for(lambda sigma: event_at(sigma, **alike), epsilon, delta, others)
+    # Bands are chosen at the ε of the training, and their loss composes slightly differently.
+    while not bands and sigma <= MOST_NOISE:
+        spent = epsilon_pld(compose(*others, event_at(sigma)), delta)
+        if spent <= epsilon:
+            break
+        sigma = round_up(sigma * max(spent / epsilon, 1 + 1e-4))
+    if sigma > MOST_NOISE:
+        raise BadInput(
+            f"ε={epsilon:g} needs a noise multiplier of {sigma:g}, and a run takes "
+            f"{MOST_NOISE:g} at most: nothing would be learned",
+            where="target_epsilon",
+            fix="Choose a larger ε or fewer epochs, or train on public text alone.",
+        )
+    return sigma
 
 
 def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:
@@ -307,7 +376,7 @@ def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None
         BudgetExceeded, BadInput: as `register_plans`.
     """
     for name, plan in plans_of(charged, context.run.run_key).items():
-        ledger_for(context, name).refuse_unfit(plan, context.run.has_ended)
+        ledger_for(context, name, plan).refuse_unfit(plan, context.run.has_ended)
 
 
 def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Entry]:
@@ -323,7 +392,7 @@ def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Ent
     """
     entries: list[Entry] = []
     for name, plan in plans_of(charged, context.run.run_key).items():
-        ledger = ledger_for(context, name)
+        ledger = ledger_for(context, name, plan)
         try:
             entries += ledger.register_plan(plan, context.run.has_ended)
         except ConfideError:

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from decimal import ROUND_UP, Context
 from pathlib import Path
 
 from dp_core.config.release import ReleaseRecord
@@ -26,6 +28,7 @@ from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.ledger import Budget, Entry, Ledger, State
 from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.seed_store import SeedStore
+from dp_core.privacy.statement import total_epsilon
 from tasks.context import StepContext
 from tasks.protocol.settings import MADE_UP
 from tasks.protocol.specs import STEP_CLASSES
@@ -79,22 +82,27 @@ def confirm_store(store: Store, identity: str) -> bool:
     return True
 
 
-def ledger_for(context: StepContext, dataset: str) -> Ledger:
+def ledger_for(context: StepContext, dataset: str, plan: Sequence[Entry] = ()) -> Ledger:
     """Return the ledger, after a check that the data set's registration agrees with the run.
 
     A run registers only the project's made-up notes. The operator registers every other data set.
+
+    Args:
+        context: of the step.
+        dataset: the data set.
+        plan: the run's planned releases of it, for the command that registers enough for them.
 
     Raises:
         BadInput: the data set is not registered; its registration as public or private contradicts
             the run; or seeds and store remember another ledger.
     """
-    ledger = refuse_unregistered(context, dataset)
+    ledger = refuse_unregistered(context, dataset, plan)
     if dataset == MADE_UP and dataset not in ledger.datasets():
         ledger.register_made_up(dataset)
     return ledger
 
 
-def refuse_unregistered(context: StepContext, dataset: str) -> Ledger:
+def refuse_unregistered(context: StepContext, dataset: str, plan: Sequence[Entry] = ()) -> Ledger:
     """Return the ledger if the data set's registration agrees with the run, without writing.
 
     The project's made-up notes may be registered later, by a step with write access.
@@ -104,12 +112,21 @@ def refuse_unregistered(context: StepContext, dataset: str) -> Ledger:
     """
     ledger = open_ledger(context.deployment, context.store)
     if dataset != MADE_UP:
-        refuse_other_standing(ledger.datasets().get(dataset), dataset, made_up=context.made_up)
+        budget = ledger.datasets().get(dataset)
+        refuse_other_standing(budget, dataset, made_up=context.made_up, plan=plan)
     return ledger
 
 
-def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool) -> None:
+def refuse_other_standing(
+    budget: Budget | None, dataset: str, *, made_up: bool, plan: Sequence[Entry] = ()
+) -> None:
     """Refuse a data set whose registration as private or public contradicts the run.
+
+    Args:
+        budget: the registered budget, or None.
+        dataset: the data set.
+        made_up: whether the run calls it made up or public.
+        plan: the run's planned releases of it, if they are known.
 
     Raises:
         BadInput: the message names the command for the operator.
@@ -121,7 +138,7 @@ def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool)
         fix = f"If it is, the operator says so: confide ledger register {dataset} --public"
     elif budget is None:
         what = f"the data set {dataset} has no privacy budget yet"
-        fix = f"Set one: confide ledger register {dataset} --unit … --epsilon … --delta …"
+        fix = f"Set one: confide ledger register {dataset} {least_terms(plan)}"
     elif made_up and not budget.made_up:
         what = f"the data set {dataset} is registered as private, but this run calls it public"
         fix = "A budget is declared once: leave all_public unset."
@@ -134,6 +151,22 @@ def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool)
     else:
         return
     raise BadInput(what, where="ledger", fix=fix)
+
+
+def least_terms(plan: Sequence[Entry]) -> str:
+    """Return the options of `confide ledger register` for the smallest budget that admits a plan.
+
+    Numbers are rounded up to three digits.
+    """
+    delta = math.fsum(release.delta for release in plan)
+    epsilon = total_epsilon([release.event for release in plan], delta)
+    if not plan or epsilon is None or not math.isfinite(epsilon):
+        return "--unit … --epsilon … --delta …"
+    rounded = Context(prec=3, rounding=ROUND_UP)
+    up = [
+        f"{float(rounded.create_decimal_from_float(n * (1 - 1e-12))):g}" for n in (epsilon, delta)
+    ]
+    return f"--unit {plan[0].unit.value} --epsilon {up[0]} --delta {up[1]}"
 
 
 # --- restored ledgers, seeds and stores
@@ -258,6 +291,13 @@ def plans_given_back(deployment: Deployment, run_key: str) -> Iterator[list[str]
             with suppress(ConfideError):  # the next run gives it back: the file stays
                 given_back += [entry.id for entry in open_ledger(deployment).give_back(run_key)]
                 file.unlink(missing_ok=True)
+
+
+def charged_by_run(deployment: Deployment, run_key: str) -> int:
+    """Return the number of releases that a run has charged to its data sets."""
+    ledger = open_ledger(deployment)
+    entries = (entry for dataset in ledger.datasets() for entry in ledger.history(dataset))
+    return len({entry.id for entry in entries if entry.run == run_key and entry.charged})
 
 
 def killed_runs(deployment: Deployment) -> frozenset[str]:

@@ -12,7 +12,6 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from decimal import ROUND_DOWN, Context
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +21,6 @@ from dp_core.config.fields import one_line
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, BudgetExceeded, ConfideError
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.accounting.calibration import noise_for, round_up
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.advice import (
     Case,
@@ -51,20 +49,19 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 from dp_core.privacy.statement import total_epsilon
+from tasks.protocol.defaults import PHRASES_SHARE, rounded_down, share_of, words_share
 from tasks.protocol.job import budget_of_run
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import Charged, PretrainSpec
-from tasks.releases.charge import planned_release, training_plan
+from tasks.releases.charge import calibrated_noise, planned_release, training_plan
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
 _LIKELY = 8  # number of the best plans by the limit whose exact σ is computed
-MOST_NOISE = 1000.0  # largest noise multiplier of a setting; above it nothing is learned
 # Search for the largest ε that the filter of a registered budget admits.
 _TRIALS = 4
 _CHARGE_GROWS = 1.5  # first guess of the power of ε by which the filter's charge grows
 _SHORT_OF_ALL, _CLOSE = 0.99, 0.95  # ε of a trial, of the estimate; the share that is enough
-_DELTA = Context(prec=3, rounding=ROUND_DOWN)  # significant digits of an advised δ
 
 
 @dataclass(frozen=True)
@@ -211,37 +208,15 @@ def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
     """
     budget.check(settings.declared_units)
     settings = _sharing_delta(settings, budget.delta)
-    # If the plan chooses the bands, σ is first computed for one band.
-    spending = RunReleases.of(_of_one_band(settings))
-    others = spending.events_alongside
-    sigma = noise_for(spending.training_event, budget.epsilon, spending.delta, others)
-    sigma = _within(settings, sigma, budget.epsilon)
-    if sigma > MOST_NOISE:
-        raise BadInput(
-            f"ε={budget.epsilon:g} needs a noise multiplier of {sigma:g}, and a run takes "
-            f"{MOST_NOISE:g} at most: nothing would be learned",
-            where="--epsilon",
-            fix="Choose a larger ε or fewer epochs, or train on public text alone.",
-        )
-    return changed(settings, noise_multiplier=sigma)
+    charged = budget_of_run(settings.model_copy(update={"more_trainings": ""})).charged
+    (training,) = (spec for spec in charged if isinstance(spec, PretrainSpec))
+    others = RunReleases.of_charged(charged).alongside
+    return changed(settings, noise_multiplier=calibrated_noise(training, budget.epsilon, others))
 
 
 def _of_one_band(settings: JobSettings) -> JobSettings:
     """Return the settings without correlated noise, if the plan would choose its bands."""
     return settings if settings.noise_bands else changed(settings, noise_bands=1)
-
-
-def _within(settings: JobSettings, sigma: float, epsilon: float) -> float:
-    """Return σ, slightly increased if the chosen bands would exceed ε with the other releases.
-
-    Bands are chosen at the ε of the training, and their privacy loss composes slightly differently.
-    """
-    while not settings.noise_bands and sigma <= MOST_NOISE:
-        spent = RunReleases.of(changed(settings, noise_multiplier=sigma)).epsilon
-        if spent <= epsilon:
-            break
-        sigma = round_up(sigma * max(spent / epsilon, 1 + 1e-4))
-    return sigma
 
 
 def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
@@ -256,20 +231,13 @@ def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
         "finetune_delta": settings.finetune_privacy == "dp",
     }
     exact = {n: getattr(settings, n) * factor for n, is_charged in charged.items() if is_charged}
-    # A product such as 9.9999999999999e-7 is 1e-6.
-    rounded = {n: _DELTA.create_decimal_from_float(d * (1 + 1e-9)) for n, d in exact.items()}
-    return changed(settings, **{name: float(delta) for name, delta in rounded.items()})
+    return changed(settings, **{name: rounded_down(delta) for name, delta in exact.items()})
 
 
 # --- which batch, and how much of ε for the vocabulary
 
 
 VOCABULARY_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of ε, that are compared
-# Shares of ε for phrases and for the rest, as measured by benchmarks/utility.
-PHRASES_SHARE, BESIDE_PHRASES = 0.75, 0.25
-# ε of words that phrases cannot do without, as a share where ε in total is below 1. At ε = 1 and
-# 6,000 patients 0.6 for words and 0.8 for phrases kept 45% of the gain, 0.25 and 0.75 kept 32%.
-LEAST_FOR_WORDS = 0.6
 
 
 @dataclass(frozen=True)
@@ -310,7 +278,7 @@ class Advice:
         """A hint at the gain of released phrases; empty if the settings already release them."""
         if self.spending.phrases is not None:
             return ""
-        share = _settable(PHRASES_SHARE * self.budget.epsilon)
+        share = share_of(self.budget.epsilon, PHRASES_SHARE)
         try:
             expected = RunReleases.of(changed(self.settings, phrases_epsilon=share)).expected()
         except ConfideError:
@@ -466,16 +434,13 @@ def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
     """
     shares: tuple[float, ...] = VOCABULARY_SHARES
     if settings.phrases_epsilon:
-        settings = changed(settings, phrases_epsilon=_settable(PHRASES_SHARE * budget.epsilon))
-        shares = (max(BESIDE_PHRASES, min(LEAST_FOR_WORDS / budget.epsilon, LEAST_FOR_WORDS)),)
+        phrases = share_of(budget.epsilon, PHRASES_SHARE)
+        settings = changed(settings, phrases_epsilon=phrases)
+        shares = (words_share(budget.epsilon, phrases),)
     if not _vocabulary(RunReleases.of(settings)):
         return [settings]
-    told = [_settable(share * budget.epsilon) for share in shares]
+    told = [share_of(budget.epsilon, share) for share in shares]
     return [changed(settings, vocabulary_epsilon=own) for own in dict.fromkeys(told)]
-
-
-def _settable(epsilon: float) -> float:
-    return min(max(round(epsilon, 3), 0.01), 100.0)
 
 
 def _vocabulary(spending: RunReleases) -> ThresholdedHistogram | NoisedWeights | None:

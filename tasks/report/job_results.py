@@ -279,8 +279,8 @@ def header_of(
         "made_up": spec.made_up,
         "known_seed": any(release.seed_known for release in releases),
         "private_dataset": dataset,
-        "public_dataset": _source(spec.settings, "public", "public_path"),
-        "entities_dataset": _source(spec.settings, "entities", "entities_train")
+        "public_dataset": _source(spec.settings["public_path"]),
+        "entities_dataset": _source(spec.settings["entities_train"])
         if "entities" in spec.results
         else "",
         "unit": PrivacyUnit(vocabulary.facts["unit"]),
@@ -572,10 +572,9 @@ def _model_size(model: Input) -> str:
     return f"{ARCHITECTURES[shape.get('kind', 'bert')]}, {layers} × {shape['hidden']}"
 
 
-def _source(settings: Mapping[str, bool | int | float | str], kind: str, path: str) -> str:
-    """Return the name of a source of text."""
-    synthetic = settings[f"{kind}_format"] == "synthetic"
-    return "made-up text" if synthetic else Path(str(settings[path])).name
+def _source(path: bool | int | float | str) -> str:
+    """Return the name of a source of text; synthetic text has no path."""
+    return Path(str(path)).name or "made-up text"
 
 
 def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) -> str:
@@ -692,12 +691,9 @@ def _spread(replicates: Replicates) -> MeanF1 | None:
 
 
 def _spread_over_seeds(models: Iterable[Input]) -> MeanF1 | None:
-    """Return the spread over seeds of the score on private text, or None for a single seed."""
-    names = "perplexity_private", "mlm_accuracy_private"
-    values = [
-        next((scores[name] for name in names if name in scores), None)
-        for scores in (last_values(model.result) for model in models)
-    ]
+    """Return the spread of the predictions of private text, or None for a single seed."""
+    measured = [last_values(model.result) for model in models]
+    values = [v.get("perplexity_private", v.get("mlm_accuracy_private")) for v in measured]
     known = [value.value for value in values if value is not None]
     return mean_over_seeds(known) if len(known) == len(values) > 1 else None
 
@@ -745,7 +741,7 @@ def finetuned_by_setting(
     finetunings: dict[str, list[dict[str, Any]]] = {}
     for name in points:
         uri = spec.results.get(names_of(spec.points[name])["finetuning"])
-        if uri is None:  # causal models are not fine-tuned
+        if uri is None:  # without labelled text
             continue
         finetuning = {"uri": uri, **_drawn(spec.points[name])}
         finetunings.setdefault(spec.points[name].setting.name, []).append(finetuning)

@@ -6,7 +6,7 @@ Every edition shows free text (notes, statements, notes of facts), which must no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -41,21 +41,17 @@ class Withheld:
 Value = Labelled | Withheld | None  # None: not measured
 
 
-def measure_of(rows: Iterable[ModelRow]) -> Measure:
-    """Return the measure by which models of the rows are compared, without labels `MASKED`."""
-    scored = {
-        measure
-        for row in rows
-        for measure, score in ((ACCURACY, row.accuracy), (F1, row.f1))
-        if score is not None
-    }
-    return next((measure for measure in (ACCURACY, F1) if measure in scored), MASKED)
+def measure_of(rows: Sequence[ModelRow]) -> Measure:
+    """Return the measure by which the models of the rows are compared.
 
-
-def compared_by(points: Iterable[ModelRow]) -> Measure:
-    """Return the measure by which the settings of a sweep are compared."""
-    points = list(points)
-    return PERPLEXITY if any(point.is_causal for point in points) else measure_of(points)
+    Models that were not fine-tuned are compared by the prediction of held-out private text.
+    """
+    if any(row.is_causal for row in rows):
+        return PERPLEXITY
+    for measure in (ACCURACY, F1):
+        if any(measure.of(row) is not None for row in rows):
+            return measure
+    return MASKED
 
 
 def number_of(value: Value) -> float | None:
@@ -69,6 +65,7 @@ def number_of(value: Value) -> float | None:
 class Measure:
     """A measure by which models are compared, with its titles in tables and figures."""
 
+    field: str  # of a row
     short: str
     column: str
     unit: str
@@ -78,6 +75,12 @@ class Measure:
     over_all: str = ""  # name of its last row
     explained: str = ""
     is_share: bool = True  # within 0 … 1 and better if larger; False for a perplexity
+    by_token: bool = False  # so that models with different tokens cannot be compared
+
+    def of(self, row: ModelRow) -> Value:
+        """Return the row's value of this measure."""
+        value: Value = getattr(row, self.field)
+        return value
 
     @property
     def title(self) -> str:
@@ -86,6 +89,7 @@ class Measure:
 
 
 F1 = Measure(
+    "f1",
     "F1",
     "Entity F1",
     "strict, micro, %",
@@ -96,6 +100,7 @@ F1 = Measure(
     "an entity is correct if its type and both ends are correct",
 )
 ACCURACY = Measure(
+    "accuracy",
     "Accuracy",
     "Accuracy",
     "%",
@@ -105,18 +110,22 @@ ACCURACY = Measure(
     "accuracy",
     "F1 of each class, and the share of texts with the correct class",
 )
-MASKED = Measure(
-    "MLM accuracy",
-    "MLM accuracy",
-    "private text, %",
-    "MLM accuracy, private text",
-)
 PERPLEXITY = Measure(
+    "perplexity_private",
     "Perplexity",
     "Perplexity",
     "private text, by token",
     "Perplexity of private text, lower is better",
     is_share=False,
+    by_token=True,
+)
+MASKED = Measure(
+    "mlm_private",
+    "MLM accuracy",
+    "MLM accuracy",
+    "private text, %",
+    "MLM accuracy of private text",
+    by_token=True,
 )
 
 
@@ -227,16 +236,6 @@ class ModelRow:
             return scores | {f"mlm_accuracy_{text}": value for text, value in masked.items()}
         perplexity = {"public": self.perplexity_public, "private": self.perplexity_private}
         return scores | {f"perplexity_{text}": value for text, value in perplexity.items()}
-
-    @property
-    def compared(self) -> Value:
-        """The compared value: the score, or without labels the one on private text.
-
-        Values on private text are for the operator only.
-        """
-        if self.is_causal:
-            return self.perplexity_private
-        return self.mlm_private if self.score is None else self.score
 
     @property
     def audits(self) -> tuple[Exposures, ...]:
@@ -396,5 +395,6 @@ def _shown_row(row: ModelRow) -> ModelRow:
     row = replace(row, mlm_private=Withheld(), perplexity_private=Withheld())
     if isinstance(row.score, Withheld) and row.cost.infinite:
         row = replace(row, cost=row.pretrained)
-    spread = Withheld() if row.spread and isinstance(row.compared, Withheld) else row.spread
+    compared = measure_of([row]).of(row)
+    spread = Withheld() if row.spread and isinstance(compared, Withheld) else row.spread
     return replace(row, spread=spread)

@@ -21,7 +21,7 @@ from tasks.report.model import (
     ModelRow,
     Report,
     Withheld,
-    compared_by,
+    measure_of,
 )
 from tasks.report.tables import (
     NOT_MEASURED,
@@ -60,18 +60,17 @@ def results_table(report: Report) -> Table:
 def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: bool = False) -> Table:
     """Return cost, scores and exposure of each model, in their order.
 
-    Causal models have perplexities instead of masked-token accuracies and fine-tuning scores.
+    Causal models have perplexities instead of masked-token accuracies. Without fine-tuning there
+    is no column of scores.
 
     Args:
         models: models of a job, or settings of a sweep followed by baselines.
         unit: the privacy unit of the private corpus.
         is_sweep: also show the settings of each model.
     """
-    measure = compared_by(models)
+    measure = measure_of(models)
     named = not is_sweep or any(model.baseline for model in models)
     title = _model_of if is_sweep else attrgetter("name")
-    score = Header(measure.column, measure.unit)
-    compared: list[Column] = [(score, lambda m: measured(m.compared, percent=measure.is_share))]
     columns: list[Column] = []
     if named:
         columns.append((Header("Model", numeric=False), lambda model: name(title(model))))
@@ -82,8 +81,11 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
     columns += [
         (Header("ε_T", "training"), lambda model: _public(model.epsilon_training)),
         *cost_columns(models, unit),
-        *(_OF_MASKED if measure.is_share else _OF_CAUSAL),
-        *(() if measure is MASKED else compared),
+        *(_CAUSAL if measure is PERPLEXITY else _MASKED[: 1 if measure is MASKED else 2]),
+        (
+            Header(measure.column, measure.unit),
+            lambda model: measured(measure.of(model), percent=measure.is_share),
+        ),
         *_spread_columns(models),
         (_EXPOSURES[0], lambda model: _exposure_cells(model.exposures)[0]),
         (_EXPOSURES[1], lambda model: _exposure_cells(model.exposures)[1]),
@@ -100,7 +102,7 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
             *exposure_notes([exposures for model in models for exposures in model.audits]),
             *((ONE_CHARGE, OF_ONE_TRAINING) if any(m.training_epochs for m in models) else ()),
             *((_OF_BASELINES,) if is_sweep and named else ()),
-            *((_OF_OTHER_TOKENS,) if is_sweep and named and not measure.is_share else ()),
+            *((_OF_OTHER_TOKENS,) if is_sweep and named and measure.by_token else ()),
         ),
     )
 
@@ -109,11 +111,11 @@ def _public(value: float) -> Cell:
     return number(value, Label.PUBLIC)
 
 
-_OF_MASKED: tuple[Column, ...] = (
+_MASKED: tuple[Column, ...] = (
     (Header("MLM accuracy", "public text, %"), lambda model: percentage(model.mlm_public)),
     (Header("MLM accuracy", "private text, %"), lambda model: percentage(model.mlm_private)),
 )
-_OF_CAUSAL: tuple[Column, ...] = (
+_CAUSAL: tuple[Column, ...] = (
     (Header("Perplexity", "public text, by token"), lambda m: measured(m.perplexity_public)),
 )
 _EXPOSURES = Header("Exposure", "mean, bits"), Header("Exposure", "largest, bits")
@@ -125,9 +127,9 @@ _OF_BASELINES = (
     "operator only. Baselines with another vocabulary have other canaries."
 )
 _OF_OTHER_TOKENS = (
-    "Perplexity is measured by token. Baselines with another vocabulary (“public text only”, "
-    "“without privacy”) have other tokens, so their perplexities are not comparable with those "
-    "on the vocabulary of the sweep."
+    "Predictions are measured by token. Baselines with another vocabulary (“public text only”, "
+    "“without privacy”) have other tokens, so their values are not comparable with those on the "
+    "vocabulary of the sweep."
 )
 OF_ONE_TRAINING = (
     "One training saved these models before its end. Its learning-rate schedule covers the whole "
@@ -226,11 +228,12 @@ def _spread_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
 
     Deviations of shares are in percentage points.
     """
-    short, share = compared_by(points).short, compared_by(points).is_share
+    measure = measure_of(points)
+    short, share = measure.short, measure.is_share
 
     def column(unit: str, figure: str) -> Column:
         def shown(point: ModelRow) -> Cell:
-            score = point.compared
+            score = measure.of(point)
             if not isinstance(point.spread, MeanF1) or not isinstance(score, Labelled):
                 return Cell(NOT_MEASURED) if point.spread is None else withheld()
             value = getattr(point.spread, figure)
@@ -256,11 +259,10 @@ def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
     if not seen:
         return ()
     most = max(seen, key=lambda spread: spread.replicates)
-    measure = compared_by(points)
-    if measure in (MASKED, PERPLEXITY):
-        better = "" if measure.is_share else "; lower is better"
+    measure = measure_of(points)
+    if measure.by_token:
         return (
-            f"{measure.column} is measured on held-out text{better}. It is the mean of up to "
+            f"{measure.axis}. It is measured on held-out text, and is the mean of up to "
             f"{most.seeds} trainings with different seeds, with Student's interval over them. The "
             "interval does not include the variation of the shared text, vocabulary and public "
             "pre-training. The total ε covers all trainings of a row.",

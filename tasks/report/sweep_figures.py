@@ -30,7 +30,7 @@ from tasks.report.figures import (
     legend_below,
     twin,
 )
-from tasks.report.model import Measure, ModelRow, compared_by, number_of
+from tasks.report.model import Measure, ModelRow, measure_of, number_of
 from tasks.report.models_table import FINETUNING_TITLES
 from tasks.report.tables import significant
 
@@ -126,9 +126,9 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
     Strong lines go through the middle point, and the other lines are pale. Perplexity is by token,
     so baselines with another vocabulary are left out.
     """
-    measure = compared_by(points)
-    baselines = [p for p in points if p.baseline and number_of(p.compared) is not None]
-    if not measure.is_share:
+    measure = measure_of(points)
+    baselines = [p for p in points if p.baseline and number_of(measure.of(p)) is not None]
+    if measure.by_token:
         baselines = [p for p in baselines if p.baseline in _WITH_VOCABULARY_OF_SWEEP]
     grid = {_coordinates(point): point for point in points if point.baseline is None}
     if not grid:
@@ -136,7 +136,7 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
     middle = _middle(list(grid))
     on_the_way = any(point.training_epochs for point in points)
     shown = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1] or [0]
-    scored = any(number_of(point.compared) is not None for point in points)
+    scored = any(number_of(measure.of(point)) is not None for point in points)
     figure, panels = canvas(len(shown), 3, 4.1)
     # Readers compare panels, so all panels have the same scales.
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
@@ -145,7 +145,7 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         _lines(axes, right, index, grid, middle, measure)
         for row, dashes in zip(baselines, itertools.cycle(_DASHES), strict=False):
             # A level line, since the score of a baseline does not depend on the axis.
-            level = number_of(row.compared)
+            level = number_of(measure.of(row))
             assert level is not None  # noqa: S101 - narrows the type
             colour, _ = STYLES[row.kind]
             right.axhline(level, color=colour, linestyle=dashes, linewidth=1.5, label=row.name)
@@ -162,7 +162,7 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         if index == shown[-1] and scored:
             right.set_ylabel(measure.axis, color=SCORE_COLOUR)
     legend_below(figure, most=3)
-    over = "documents and seeds" if measure.is_share else "seeds"
+    over = "seeds" if measure.by_token else "documents and seeds"
     scores = (
         f" (circles, left axes), and {measure.axis[:1].lower()}{measure.axis[1:]} (squares, "
         f"right axes; bars and band: 95% intervals over {over})"
@@ -219,7 +219,7 @@ def _lines(
         scores = [
             (c[index], v, *_interval(grid[c], v))
             for c in line
-            if (v := number_of(grid[c].compared)) is not None
+            if (v := number_of(measure.of(grid[c]))) is not None
         ]
         x, y, low, high = zip(*scores, strict=True) if scores else ((), (), (), ())
         if others == middle_others:
@@ -258,7 +258,7 @@ def _epsilon(point: ModelRow) -> float | None:
 
 
 def _score_limits(right: Axes, points: Sequence[ModelRow], measure: Measure) -> None:
-    scores = [(p, score) for p in points if (score := number_of(p.compared)) is not None]
+    scores = [(p, score) for p in points if (score := number_of(measure.of(p))) is not None]
     ends = [end for p, score in scores for end in _interval(p, score)]
     if ends:
         frame_scores(right, ends, measure)

@@ -19,8 +19,8 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
     The step also logs the gain that the run's only private pre-training can be expected to bring.
     Nothing is charged or planned: the step `reserve` does that, once the files have been read.
     """
-    record_sources(spec.reads, context)
     refuse_unfit_plans(context, spec.charged)
+    record_sources(spec.reads, context)
     plans = plans_of(spec.charged)
     for dataset, plan in plans.items():
         delta = sum(release.delta for release in plan)

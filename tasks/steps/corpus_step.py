@@ -88,9 +88,8 @@ def _documents(
     spec: CorpusSpec, opened: list[Opened], quarantine: Quarantine
 ) -> Iterator[Document]:
     if spec.format != "synthetic":
-        fields = spec.jsonl_fields.split(",")
-        public = spec.role == "public"
-        return read_corpus(spec.format, opened[0].path, quarantine, fields=fields, public=public)
+        public, path = spec.role == "public", opened[0].path
+        return read_corpus(spec.format, path, quarantine, columns=spec.columns, public=public)
     if spec.role == "private":
         return notes(spec.synthetic_patients, spec.seed)
     return public_text(PUBLIC_PER_PATIENT * spec.synthetic_patients, spec.seed)

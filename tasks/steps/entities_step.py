@@ -28,6 +28,7 @@ from tasks.protocol.specs import EntitiesSpec, FinetuneSpec
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.results import Input
+from tasks.runtime.log import log
 from tasks.steps.corpus_step import listed
 
 PARTS = ("train", "test")
@@ -119,10 +120,12 @@ def _read(
     quarantine = Quarantine()
     with listed(quarantine, context, f"{part}_quarantine.json"):
         items: list[Any] = (
-            [*read_sentences(spec.format, path, quarantine, public=spec.public)]
+            [*read_sentences(spec.format, path, quarantine, public=spec.public, scheme=spec.scheme)]
             if spec.head == "entities"
             else [*read_labelled_texts(spec.format, path, quarantine, pairs=spec.head == "pairs")]
         )
+    if quarantine.schemes and spec.public:  # of private tags, only the list of the reader says it
+        log(f"{part}: the tags are {' or '.join(quarantine.schemes)}")
     label = Public if spec.public else Operator
     context.measure_omissions(f"{part}_{kind.noun}", quarantine, label)
     return items

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from dp_core.audit.canaries import coin_seed
+from dp_core.config.training import BatchConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
@@ -66,8 +69,6 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     context.descends_from_choice(spec.after)
     units = None if spec.mode in ("public", "released") else private_units(inputs.rows)
     plan = spent = charged = coins = None
-    rows = spec.batches.batch_size * spec.batches.examples_per_step
-    updates: UpdateRule = OrdinaryUpdates(spec.updates, rows, spec.seed)
     if units is None:
         refuse_operator_ancestors(context)
     elif spec.mode == "nonprivate":
@@ -78,10 +79,17 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         spent = training_plan(spec.charged_as, units.max_examples_per_unit)
         content = _manifest(spec, inputs, plan)
         charged = charge(context, units, planned_release(spec), content=content)
-        updates = PrivateUpdates(plan, charged.seed, content)
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # The rows may be read only after the charge.
     store = inputs.train_store(spec, context)
+    updates: UpdateRule
+    if plan and charged:
+        updates = PrivateUpdates(plan, charged.seed, content)
+    else:
+        rows = spec.batches.batch_size * spec.batches.examples_per_step
+        if spec.mode == "nonprivate":
+            rows = rows_per_update(store, spec.batches, inputs.rows.facts["declared_units"])
+        updates = OrdinaryUpdates(spec.updates, rows, spec.seed)
     canaries: list[int] = []
     if coins is not None:
         store, canaries = inputs.with_audit_canaries(store, coins, context)
@@ -150,6 +158,17 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
         raise BadInput("an audit compares a model with its beginning: name it", where="init_uri")
     if spec.public_model and spec.init_uri:
         raise BadInput("a training has one beginning", where="init_uri, public_model")
+
+
+def rows_per_update(store: TokenStore, batches: BatchConfig, declared_units: int) -> int:
+    """Return the number of private rows that an update without DP reads.
+
+    It is the share of the rows that the batch size is of the declared units. The number of updates
+    follows from the declared units, too. An epoch therefore reads as many rows as an epoch with DP,
+    even if there are fewer units than declared.
+    """
+    rows_of_epoch = np.minimum(np.diff(store.unit_rows), batches.examples_per_step).sum()
+    return max(1, round(float(rows_of_epoch) * batches.batch_size / declared_units))
 
 
 def _refuse_other_canaries(spec: PretrainSpec, inputs: TrainingInputs) -> None:

@@ -132,7 +132,7 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
 def _point(spec: PretrainSpec) -> dict[str, float]:
     assert spec.plan is not None  # noqa: S101 - narrows the type
     return {
-        "noise_multiplier": spec.plan.noise_multiplier,
+        "noise_multiplier": spec.plan.noise_multiplier or 0.0,
         "batch_size": spec.batches.batch_size,
         "epochs": round(spec.updates * spec.batches.batch_size / spec.plan.declared_units, 3),
     }

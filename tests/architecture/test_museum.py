@@ -13,7 +13,7 @@ PLANTED = {
 }
 
 
-def test_every_entry_states_its_outcome_its_test_and_its_planted_bug() -> None:
+def test_every_entry_states_its_outcome_its_test_and_its_planted_bug():
     assert len(ENTRIES) >= 20
     for number, entry in enumerate(ENTRIES, 1):
         assert entry.startswith(f"{number}. ")
@@ -22,14 +22,14 @@ def test_every_entry_states_its_outcome_its_test_and_its_planted_bug() -> None:
         assert "**Caught.**" not in entry or "Planted: *" in entry, entry
 
 
-def test_tests_named_by_the_page_exist() -> None:
+def test_tests_named_by_the_page_exist():
     for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE):
         tree = ast.parse((ROOT / file).read_text())
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in defined, f"{file}::{name}"
 
 
-def test_planted_bugs_named_by_the_page_exist() -> None:
+def test_planted_bugs_named_by_the_page_exist():
     lines = " ".join(re.findall(r"Planted: (.+)", PAGE))
     named = re.findall(r"\*([^*]+)\*", lines)
     assert len(named) > 40

@@ -38,7 +38,7 @@ READS_PRIVATE_TEXT = (
 OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
-        "entity_formats.read_i2b2", "item_sets.BoundedSets.__post_init__", "masking.mask_rows",
+        "entity_formats.read_pairs", "item_sets.BoundedSets.__post_init__", "masking.mask_rows",
         "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",
@@ -81,7 +81,7 @@ def errors_in(file: Path, names: tuple[str, ...]) -> Iterator[str]:
     yield from walk(ast.parse(file.read_text()), file.stem)
 
 
-def test_docs_list_every_refusal_that_depends_on_private_text() -> None:
+def test_docs_list_every_refusal_that_depends_on_private_text():
     files = [file for room in ("dp_core", "tasks") for file in (CHECKOUT / room).rglob("*.py")]
     raised = {name for file in files for name in errors_in(file, (REFUSAL,))}
     section = PAGE.read_text().split("## Refusals that depend on private text")[1].split("\n## ")[0]
@@ -90,7 +90,7 @@ def test_docs_list_every_refusal_that_depends_on_private_text() -> None:
     assert listed == raised
 
 
-def test_other_errors_where_private_text_is_read_have_a_stated_cause() -> None:
+def test_other_errors_where_private_text_is_read_have_a_stated_cause():
     files = {file for pattern in READS_PRIVATE_TEXT for file in CHECKOUT.glob(pattern)}
     assert len(files) > len(READS_PRIVATE_TEXT)
     made = {name for file in files for name in errors_in(file, OTHERS)}
@@ -99,9 +99,7 @@ def test_other_errors_where_private_text_is_read_have_a_stated_cause() -> None:
     assert made == set(causes)
 
 
-def test_refusal_of_a_source_keeps_its_kind_through_the_list_of_rejected_items(
-    tmp_path: Path,
-) -> None:
+def test_refusal_of_a_source_keeps_its_kind_through_the_list_of_rejected_items(tmp_path):
     context: Any = SimpleNamespace(durable=tmp_path, out=tmp_path)
     quarantine = Quarantine()
     with (
@@ -111,6 +109,6 @@ def test_refusal_of_a_source_keeps_its_kind_through_the_list_of_rejected_items(
         quarantine.finish("notes")
 
 
-def test_store_without_a_row_is_a_refusal_that_depends_on_private_text(tmp_path: Path) -> None:
+def test_store_without_a_row_is_a_refusal_that_depends_on_private_text(tmp_path):
     with pytest.raises(PrivateTextRefusal, match="there is no text"):
         TokenStoreWriter(tmp_path, 8, 100).finish()

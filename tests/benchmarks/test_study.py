@@ -34,7 +34,7 @@ def real_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_settings_of_every_variant_are_valid(name: str, real_text: Path):
+def test_settings_of_every_variant_are_valid(name, real_text):
     for variant in EXPERIMENTS[name].variants:
         settings = EXPERIMENTS[name].of(variant, seed=2)
         assert settings["seed"] == 2
@@ -43,7 +43,7 @@ def test_settings_of_every_variant_are_valid(name: str, real_text: Path):
 
 
 @pytest.mark.parametrize("name", [n for n, experiment in EXPERIMENTS.items() if experiment.epsilon])
-def test_variants_at_equal_epsilon_cost_that_epsilon(name: str, real_text: Path):
+def test_variants_at_equal_epsilon_cost_that_epsilon(name, real_text):
     experiment = EXPERIMENTS[name]
     for variant in experiment.variants:
         settings = JobSettings.model_validate(experiment.of(variant, 1))
@@ -51,7 +51,7 @@ def test_variants_at_equal_epsilon_cost_that_epsilon(name: str, real_text: Path)
         assert RunReleases.of(settings).epsilon <= experiment.epsilon
 
 
-def test_missing_real_text_is_refused_with_its_path(monkeypatch: pytest.MonkeyPatch):
+def test_missing_real_text_is_refused_with_its_path(monkeypatch):
     monkeypatch.delenv("CONFIDE_DATA", raising=False)
     real = Experiment("real", "dp_bert", (F1,), files={"public_path": "no/such.txt"})
     with pytest.raises(BadInput, match=r"no/such\.txt"):
@@ -75,7 +75,6 @@ def test_differences_are_paired_by_seed():
     first = Row("", "a", {"f1": (0.1, 0.5, 0.9)})
     second = Row("", "b", {"f1": (0.2, 0.6, 1.0)})
     paired = difference(first, second, "f1")
-    assert paired is not None
     assert paired.mean == pytest.approx(0.1)
     # the seeds agree, although the models of one seed differ
     assert paired.low == pytest.approx(0.1)
@@ -105,7 +104,7 @@ def log(client: MlflowClient, tags: dict[str, str], **metrics: float) -> str:
     return str(run.info.run_id)
 
 
-def test_figures_come_from_the_run_and_keep_the_epsilon_of_the_model(study: Study):
+def test_figures_come_from_the_run_and_keep_the_epsilon_of_the_model(study):
     client = MlflowClient(tracking_uri=study.deployment.tracking)
     log(client, {"confide.model": "With DP"}, epsilon=5.0, f1=0.8)
     step = {"confide.model": "With DP", "confide.step": "pretrain"}

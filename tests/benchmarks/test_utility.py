@@ -97,7 +97,7 @@ def test_curve_excludes_cells_with_a_small_gain():
     assert curve.figures == (1e-4, 2e-4, 4e-4, 8e-4)
 
 
-def test_truncated_line_is_measured_again_and_other_lines_are_kept(tmp_path: Path):
+def test_truncated_line_is_measured_again_and_other_lines_are_kept(tmp_path):
     file = tmp_path / "lines.jsonl"
     Results(file).add("one", {"f1": 0.5})
     with file.open("a") as out:
@@ -130,7 +130,7 @@ def runner(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
 
 
-def test_reference_and_public_training_are_shared_by_all_recipes_and_epsilons(runner: Recorded):
+def test_reference_and_public_training_are_shared_by_all_recipes_and_epsilons(runner):
     for recipe in (REFERENCE, "automatic clipping"):
         for epsilon in (3.0, 8.0):
             runner.run(Cell("made-up", 2000, 1, epsilon, recipe))
@@ -141,7 +141,7 @@ def test_reference_and_public_training_are_shared_by_all_recipes_and_epsilons(ru
     assert len(trained) == 1 + 1 + 2  # public, without privacy, and with DP at each ε
 
 
-def test_finished_cell_is_not_run_again(runner: Recorded, tmp_path: Path):
+def test_finished_cell_is_not_run_again(runner, tmp_path):
     runner.run(FIRST)
     again = Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
     again.run(FIRST)
@@ -152,7 +152,7 @@ def test_finished_cell_is_not_run_again(runner: Recorded, tmp_path: Path):
     assert kept[FIRST.key]["dp"] == {"f1": 0.5}
 
 
-def test_noise_is_calibrated_to_the_epsilon_of_the_cell(tmp_path: Path):
+def test_noise_is_calibrated_to_the_epsilon_of_the_cell(tmp_path):
     from tasks.releases.training_advice import RunReleases
 
     runner = Runner(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
@@ -179,9 +179,7 @@ def test_cells_are_selected_by_corpus_recipe_size_seed_and_epsilon():
     assert len({cell.key for cell in cells()}) == len(cells())
 
 
-def test_missing_real_text_is_refused_with_the_folder_variable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_missing_real_text_is_refused_with_the_folder_variable(monkeypatch, tmp_path):
     monkeypatch.setenv("CONFIDE_DATA", str(tmp_path))
     with pytest.raises(BadInput, match="CONFIDE_DATA, private_path"):
         Cell("noteevents_format", 1200, 1, 3.0, REFERENCE).settings()
@@ -195,14 +193,14 @@ def test_missing_real_text_is_refused_with_the_folder_variable(
     JobSettings.model_validate(made)
 
 
-def test_tables_on_the_page_match_the_results() -> None:
+def test_tables_on_the_page_match_the_results():
     page = page_tables.PAGE.read_text()
     tables = page_tables.tables(Results(page_tables.RESULTS).lines)
     assert all(f"<!-- {name} -->" in page and "DP-SGD" in table for name, table in tables.items())
     assert filled(page, tables) == page, "run python -m benchmarks.utility.tables"
 
 
-def test_table_shows_means_over_seeds_and_their_shares() -> None:
+def test_table_shows_means_over_seeds_and_their_shares():
     few = {"recipe": "phrases + gradients", "epsilon": 5.8}
     lines = {f"made-up/2000/{seed}": reference(seed) for seed in (1, 2)}
     lines |= {str(seed): line(0.4, seed) | few | {"phrases": {"f1": 0.3}} for seed in (1, 2)}
@@ -212,7 +210,7 @@ def test_table_shows_means_over_seeds_and_their_shares() -> None:
     assert table[4].endswith("| **25%** (25 to 25), **50%** (50 to 50) |")
 
 
-def test_command_aggregates_the_existing_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_command_aggregates_the_existing_results(monkeypatch, tmp_path):
     from benchmarks.utility import __main__ as command
 
     results = Results(tmp_path / "results" / "utility.jsonl")

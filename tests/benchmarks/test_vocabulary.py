@@ -1,7 +1,6 @@
 import json
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from dp_core.data.tokens import split_words
 from dp_core.vocabulary import subwords, wordpiece
 
 
-def test_fit_of_counted_words_equals_fit_of_running_text() -> None:
+def test_fit_of_counted_words_equals_fit_of_running_text():
     texts = ["Pain, pains; arm pain? \u4e2d x", "arm arm knee"]
     tokenizer = wordpiece.learn({"pain": 50, "arm": 40, "s": 1, "kne": 2}, 80)
     counted = Counter(word for text in texts for word in split_words(text))
@@ -25,9 +24,7 @@ def test_fit_of_counted_words_equals_fit_of_running_text() -> None:
         assert getattr(fit, name) == pytest.approx(getattr(wanted, name))
 
 
-def test_measured_rows_are_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_rows_are_not_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "RESULT", tmp_path / "vocabulary.json")
     measured: list[str] = []
 
@@ -47,20 +44,20 @@ def test_measured_rows_are_not_measured_again(
     assert set(json.loads(bench.RESULT.read_text())["fits"]["notes"]) == set(measured)
 
 
-def test_units_are_cut_into_tuples_up_to_a_word_limit() -> None:
+def test_units_are_cut_into_tuples_up_to_a_word_limit():
     units = [Unit("a", ["one two three", "four"]), Unit("b", ["five six seven"])]
     cut = list(tuples(units, 2, 6))
     assert [words for _, words in cut] == [{"one", "two"}, {"three"}, {"four"}, {"five", "six"}]
     assert len({unit for unit, _ in cut}) == 4
 
 
-def test_release_rate_above_delta_is_distinguished_from_chance() -> None:
+def test_release_rate_above_delta_is_distinguished_from_chance():
     assert _judged("x", 1, 1.0, 0.002, 10_000, 20)["p_value"] > 0.4
     assert _judged("x", 1, 1.0, 0.002, 10_000, 60)["p_value"] < 1e-6
     assert _judged("x", 1, 1.0, 0.002, 10_000, 60)["least_rate_95"] > 0.002
 
 
-def test_tables_on_the_page_match_the_results() -> None:
+def test_tables_on_the_page_match_the_results():
     page = vocabulary_tables.PAGE.read_text()
     by_name = vocabulary_tables.measured()
     assert set(vocabulary_tables._MARKED.findall(page)) == set(by_name)
@@ -69,7 +66,7 @@ def test_tables_on_the_page_match_the_results() -> None:
     )
 
 
-def test_tables_state_missing_measurements() -> None:
+def test_tables_state_missing_measurements():
     tables = vocabulary_tables.tables({}, {}, {})
     assert set(tables.values()) == {"Not measured yet."}
     row = {"words_released": 7, "tokens": 90, "public_mlm": 0.1, "dp_mlm": 0.2,

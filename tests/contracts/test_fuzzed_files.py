@@ -180,9 +180,7 @@ AS_JSON = {
 
 @pytest.mark.filterwarnings("ignore:Reading .*npy")  # NumPy tries a header of Python 2 first
 @pytest.mark.parametrize("name", CASES)
-def test_corrupted_file_is_read_or_refused_without_its_content(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_corrupted_file_is_read_or_refused_without_its_content(name, tmp_path, capfd):
     (make, read), rng = CASES[name], random.Random(name)
     file = make(tmp_path / "x")
     good, refused = file.read_bytes(), 0
@@ -202,7 +200,7 @@ def test_corrupted_file_is_read_or_refused_without_its_content(
     assert SECRET not in output.out + output.err
 
 
-def test_misshapen_events_are_refused() -> None:
+def test_misshapen_events_are_refused():
     rng = random.Random("events")
     good = json.dumps(EVENT).encode()
     refused = 0

@@ -1,7 +1,5 @@
 """The interface of orchestrator and steps: JSON specs, their hashes, and valid settings."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -16,12 +14,8 @@ from tasks.protocol.points import OF_JOB, Mode, Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
     STEP_CLASSES,
-    AuditSpec,
     BudgetSpec,
     ChargedPrivacyConfig,
-    EntitiesSpec,
-    FinetuneSpec,
-    MembershipSpec,
     Need,
     PretrainSpec,
     RunContext,
@@ -47,7 +41,7 @@ def _uris(spec: StepSpec) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(STEPS))
-def test_spec_round_trips_through_json_and_refuses_unknown_fields(name: str) -> None:
+def test_spec_round_trips_through_json_and_refuses_unknown_fields(name):
     assert spec_from_json(STEPS[name].model_dump_json()).digest() == STEPS[name].digest()
     body = json.loads(STEPS[name].model_dump_json()) | {"surprise": 1}
     with pytest.raises(ValidationError) as refused:
@@ -55,7 +49,7 @@ def test_spec_round_trips_through_json_and_refuses_unknown_fields(name: str) -> 
     assert "surprise: unknown setting" in one_line(refused.value)
 
 
-def test_steps_of_a_job_are_listed_after_their_inputs() -> None:
+def test_steps_of_a_job_are_listed_after_their_inputs():
     done: set[str] = set()
     for spec in STEPS.values():
         assert set(_uris(spec)) <= done
@@ -71,7 +65,7 @@ def _descendants(kind: type[StepSpec]) -> set[type[StepSpec]]:
     return set().union(*({c, *_descendants(c)} for c in kind.__subclasses__()))
 
 
-def test_every_setting_is_declared_by_one_configuration_model() -> None:
+def test_every_setting_is_declared_by_one_configuration_model():
     """Forms, settings and specs inherit its type, range, default and help text."""
     stated = set(STATED) - {"model_config"}
     assert len(STATED) == len(set(STATED))
@@ -91,7 +85,7 @@ def _names(value: Any) -> set[str]:
     return set().union(*map(_names, value)) if isinstance(value, tuple | list) else set()
 
 
-def test_further_private_trainings_are_separate_charged_releases() -> None:
+def test_further_private_trainings_are_separate_charged_releases():
     more = "noise_multiplier=3; private_start=fresh; noise_multiplier=3, private_start=fresh"
     settings = JobSettings(more_trainings=more)
     steps, alone = job_steps(settings), job_steps(JobSettings())
@@ -105,13 +99,12 @@ def test_further_private_trainings_are_separate_charged_releases() -> None:
     assert noisier.plan and noisier.plan.noise_multiplier == 3
     assert (noisier_fresh.plan, noisier_fresh.init_uri) == (noisier.plan, "")
     budget = steps["budget"]
-    assert isinstance(budget, BudgetSpec)
     assert [spec for spec in budget.charged if isinstance(spec, PretrainSpec)] == trained
     nonprivate = job_steps(JobSettings(private_start="fresh"))["Without privacy / pretraining"]
     assert isinstance(nonprivate, PretrainSpec) and nonprivate.init_uri == ""
 
 
-def test_further_private_trainings_count_for_delta() -> None:
+def test_further_private_trainings_count_for_delta():
     JobSettings(delta=1 / 15_000, more_trainings="epochs=2")  # Two models of 6,000 patients.
     with pytest.raises(ValidationError, match="of each of 3 models"):
         JobSettings(delta=1 / 15_000, more_trainings="epochs=2; epochs=3")
@@ -124,6 +117,7 @@ ELSEWHERE = {
     "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
     "clip_quantile",  # with adaptive clipping only
     "checkpoint_every", "time_box_minutes",  # no weight depends on them
+    "target_delta",  # with a target ε only
     # with private fine-tuning only
     "finetune_privacy", "entities_declared_units", "class_names", "finetune_noise_multiplier",
     "finetune_clip_norm", "finetune_delta", "finetune_rows_per_unit",
@@ -131,7 +125,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("field", sorted(set(JobSettings.model_fields) - ELSEWHERE))
-def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
+def test_every_setting_changes_the_hash_of_a_step(field):
     """A setting that changed no hash would return the results of another setting."""
     changed: dict[str, dict[str, Any]] = {
         "private_format": {
@@ -142,12 +136,17 @@ def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
         "entities_format": {
             "entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y"
         },
+        "entities_scheme": {
+            "entities_format": "columns", "entities_scheme": "iobes",
+            "entities_train": "/x", "entities_test": "/y",
+        },
         "data_version": {"data_version": "2"},
         "canary_patterns": {"canary_patterns": "HHS"},
         "canary_rates": {"canary_rates": "0.5"},
         "device": {"device": "cpu"},
         "public_model": {"public_model": "/bert"},
-        "jsonl_fields": {"jsonl_fields": "note,id,subject"},
+        "private_columns": {"private_columns": "text:note,delimiter:tab"},
+        "public_columns": {"public_columns": "text:note"},
         "sampling": {"sampling": "truncated-poisson", "batch_cap": 300},
         "first_batch_size": {"first_batch_size": 64},
         "beta1": {"beta1": 0.8},
@@ -164,6 +163,7 @@ def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
         "entity_types": {"entity_types": "problem"},
         "window_overlap": {"window_overlap": 0.25},
         "kept_epochs": {"kept_epochs": "1,2"},
+        "target_epsilon": {"target_epsilon": 20.0, "target_delta": 1e-5, "noise_multiplier": None},
         "membership_codes": {
             "membership_codes": "/x", "private_format": "text", "private_path": "/x",
             "private_dataset": "notes",
@@ -171,7 +171,7 @@ def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
     }  # fmt: skip
     default = WHOLE
     value = getattr(default, field)
-    schema = JobSettings.model_json_schema()["properties"][field]
+    schema = JobSettings.form_schema()[field]
     choices = schema.get("enum") or ([True, False] if schema["type"] == "boolean" else [])
     other = next((v for v in choices if v != value), value * 2 if value else 7)
     change = changed.get(field) or {field: other}
@@ -215,9 +215,7 @@ NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "not
         ),
     ],
 )
-def test_dependent_settings_change_the_hash_of_the_training(
-    together: dict[str, Any], changed: dict[str, Any]
-) -> None:
+def test_dependent_settings_change_the_hash_of_the_training(together, changed):
     first, second = (
         job_steps(JobSettings.model_validate(settings))
         for settings in (together, {**together, **changed})
@@ -237,7 +235,7 @@ def test_dependent_settings_change_the_hash_of_the_training(
 
 @pytest.mark.parametrize("together", [{}, PRIVATE_LABELS, {"model_kind": "gpt2"}])
 @pytest.mark.parametrize("field", sorted(JobSettings.model_fields))
-def test_accepted_settings_make_valid_specs(field: str, together: dict[str, Any]) -> None:
+def test_accepted_settings_make_valid_specs(field, together):
     """Otherwise an accepted form would fail later with a traceback."""
     schema = JobSettings.model_json_schema()["properties"][field]
     limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -251,8 +249,8 @@ def test_accepted_settings_make_valid_specs(field: str, together: dict[str, Any]
             assert spec_from_json(spec.model_dump_json()) == spec
 
 
-def test_only_membership_steps_read_the_table_of_codes() -> None:
-    notes: dict[str, Any] = {**NOTES, "membership_units": 10}
+def test_only_membership_steps_read_the_table_of_codes():
+    notes: dict[str, Any] = {**NOTES, "membership_units": 10, "nonprivate": True}
     without = job_steps(JobSettings(**notes))
     steps = job_steps(JobSettings(**notes, membership_codes="/codes"))
     readers = {n for n, s in steps.items() if any(source.uri == "/codes" for source in s.sources)}
@@ -266,13 +264,12 @@ def test_only_membership_steps_read_the_table_of_codes() -> None:
     assert steps["With DP / pretraining"].digest() == without["With DP / pretraining"].digest()
 
 
-def test_checkpoint_settings_change_no_hash() -> None:
+def test_checkpoint_settings_change_no_hash():
     """Otherwise a longer time box would be charged as another release."""
     changes: dict[str, Any] = {"checkpoint_every": 7, "time_box_minutes": 30.0}
     more = JobSettings(phrases_epsilon=2.0, audit_canaries=40, **changes)
     steps = job_steps(more)
     kept = steps["With DP / pretraining"]
-    assert isinstance(kept, PretrainSpec)
     assert kept.training.model_dump().items() >= changes.items()
     for name, spec in steps.items():
         if name != "report":
@@ -288,14 +285,14 @@ def test_checkpoint_settings_change_no_hash() -> None:
         ({"noise_bands": 2, "sampling": "truncated-poisson", "batch_cap": 300}, "poisson sampling"),
         ({"noise_bands": 2, "clipping": "adaptive"}, "needs a constant clip norm"),
         ({"noise_bands": 2, "first_batch_size": 64}, "batches of one expected size"),
-        ({"noise_bands": 24}, "above declared_units / 24"),
+        ({"noise_bands": 24, "batch_size": 256}, "above declared_units / 24"),
         ({"noise_bands": 20, "epochs": 0.1}, "noise_bands: more than the"),
         ({"first_batch_size": 1000}, "above batch_size"),
         ({"delta": 1e-3}, "declared_units"),
         ({"weight_decay": 10, "public_learning_rate": 1}, "public_learning_rate: weight_decay"),
         ({"whole_words": True, "model_kind": "gpt2"}, "masks nothing"),
         ({"entities_dataset": "labels"}, "charged to nobody"),
-        ({"jsonl_fields": "text,id"}, "jsonl_fields"),
+        ({"private_columns": "text,id"}, "private_columns"),
         ({"finetune_privacy": "dp"}, "entity_types"),
         (dict(PRIVATE_LABELS, entities_public=True), "need no privacy"),
         (dict(PRIVATE_LABELS, finetune_batch_size=200), "entities_declared_units"),
@@ -355,9 +352,7 @@ def test_checkpoint_settings_change_no_hash() -> None:
         ({"selection": "random-count", "time_box_minutes": 30}, "time_box_minutes: must be 0"),
     ],
 )
-def test_contradictory_settings_are_refused_with_the_reason(
-    settings: dict[str, object], reason: str
-) -> None:
+def test_contradictory_settings_are_refused_with_the_reason(settings, reason):
     kind = SweepSettings if settings.keys() - JobSettings.model_fields.keys() else JobSettings
     with pytest.raises(ValidationError) as refused:
         kind.model_validate(settings)
@@ -367,14 +362,13 @@ def test_contradictory_settings_are_refused_with_the_reason(
     assert not line.startswith("settings: ")  # the caller adds the name of the source
 
 
-def test_order_of_class_names_does_not_change_their_ids() -> None:
+def test_order_of_class_names_does_not_change_their_ids():
     tuned = [
         job_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}))
         for names in ("yes,no,maybe", "maybe, yes,no,yes")
     ]
     for steps in tuned:
         spec = steps["With DP / finetuning"]
-        assert isinstance(spec, FinetuneSpec)
         assert spec.label_names == spec.class_names == ("maybe", "no", "yes")
         assert spec.entity_types == ()
 
@@ -388,14 +382,12 @@ def test_order_of_class_names_does_not_change_their_ids() -> None:
         {**PRIVATE_PAIRS, "entities_unit": "patient"},  # texts need no list of patients
     ],
 )
-def test_private_labels_are_charged_to_the_notes_or_to_a_separate_data_set(
-    more: dict[str, Any],
-) -> None:
+def test_private_labels_are_charged_to_the_notes_or_to_a_separate_data_set(more):
     settings = JobSettings.model_validate({**PRIVATE_LABELS, **NOTES, **more})
     assert settings.entities_charged_to == more.get("entities_dataset", "notes")
 
 
-def test_every_pattern_and_description_is_understandable_without_context() -> None:
+def test_every_pattern_and_description_is_understandable_without_context():
     """The command line shows descriptions without the form's titles and order."""
     schema = SweepSettings.model_json_schema()["properties"]
     assert {field["pattern"] for field in schema.values() if "pattern" in field} == set(IN_WORDS)
@@ -405,7 +397,7 @@ def test_every_pattern_and_description_is_understandable_without_context() -> No
         assert not description.startswith(("As above", "Peak,", "Peak.", "Its own", "Of ")), name
 
 
-def test_random_count_selection_is_one_charged_point() -> None:
+def test_random_count_selection_is_one_charged_point():
     folds: dict[str, Any] = {"sweep_finetune_epochs": "1,2", "vocabulary_source": "public"}
     folds |= {"entities_folds": 3, **NOTES, "entities_format": "i2b2", "entities_train": "/x"}
     tuned = SweepSettings(selection="random-count", **folds)
@@ -416,7 +408,6 @@ def test_random_count_selection_is_one_charged_point() -> None:
     assert Point.model_validate(json.loads(json.dumps(point.model_dump()))) == point
     steps = point_steps(settings, point)
     selection = steps["pretraining"]
-    assert isinstance(selection, SelectSpec)
     assert len(selection.candidates) == len(settings.grid()) == 3 * 2 * 2
     assert spec_from_json(selection.model_dump_json()).digest() == selection.digest()
     other = point_steps(settings.model_copy(update={"selection_mean": 9.0}), point)
@@ -434,12 +425,12 @@ def test_random_count_selection_is_one_charged_point() -> None:
     SweepSettings(time_box_minutes=30)
 
 
-def test_spec_contains_no_field_of_the_run() -> None:
+def test_spec_contains_no_field_of_the_run():
     spec = STEPS["vocabulary"]
     assert not set(RunContext.model_fields) & set(spec.model_dump())
 
 
-def test_points_of_a_sweep_share_every_step_before_training() -> None:
+def test_points_of_a_sweep_share_every_step_before_training():
     settings = SweepSettings(
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1", phrases_epsilon=2.0
     )
@@ -449,12 +440,11 @@ def test_points_of_a_sweep_share_every_step_before_training() -> None:
     assert set(job_steps(settings)["report"].points) == {p.name for p in settings.points()}
 
 
-def test_membership_attacks_use_the_public_model_as_reference_and_are_optional() -> None:
+def test_membership_attacks_use_the_public_model_as_reference_and_are_optional():
     public = STEPS["Public text only / pretraining"].output
     modes: tuple[Mode, ...] = ("public", "dp", "nonprivate")
     for mode, of_mode in zip(modes, [(), (public,), (public,)], strict=True):
         spec = STEPS[f"{OF_JOB[mode]} / membership"]
-        assert isinstance(spec, MembershipSpec)
         assert spec.model_uri == STEPS[f"{OF_JOB[mode]} / pretraining"].output
         assert spec.reference_uris == of_mode
     without = job_steps(WHOLE.model_copy(update={"membership_units": 0}))
@@ -464,7 +454,7 @@ def test_membership_attacks_use_the_public_model_as_reference_and_are_optional()
         assert name == "report" or without[name].digest() == STEPS[name].digest()
 
 
-def test_extraction_settings_reach_the_training_spec_without_changing_its_hash() -> None:
+def test_extraction_settings_reach_the_training_spec_without_changing_its_hash():
     without = JobSettings(model_kind="gpt2")
     first, second = (
         job_steps(without.model_copy(update={"extraction_rows": rows})) for rows in (0, 9)
@@ -476,7 +466,7 @@ def test_extraction_settings_reach_the_training_spec_without_changing_its_hash()
     JobSettings(extraction_rows=0, extraction_prefix=21)
 
 
-def test_audit_canaries_change_training_and_budget_together() -> None:
+def test_audit_canaries_change_training_and_budget_together():
     without, audit = JobSettings(), STEPS["With DP / audit"]
     declared, batch = without.declared_units, without.batch_size
     assert WHOLE.updates == math.ceil(without.epochs * (declared + 40) / batch) > without.updates
@@ -484,7 +474,6 @@ def test_audit_canaries_change_training_and_budget_together() -> None:
     assert compared[0] == compared[1]
     assert "With DP / audit" not in job_steps(without)
     model = STEPS["With DP / pretraining"]
-    assert isinstance(audit, AuditSpec) and isinstance(model, PretrainSpec)
     assert (audit.model_uri, audit.start_uri) == (model.output, model.init_uri)
     assert model.plan is not None and model.plan.audit_canaries == 40
     assert audit.needs == {Need.CHARGING} and not audit.sources  # it reads no external file
@@ -499,14 +488,14 @@ def test_audit_canaries_change_training_and_budget_together() -> None:
     assert sweep.job(sweep.points()[0]).audit_canaries == 0
 
 
-def test_delta_must_be_below_one_over_all_declared_units() -> None:
+def test_delta_must_be_below_one_over_all_declared_units():
     near = {"delta": 1 / 6200, "declared_units": 6000, "vocabulary_source": "public"}
     JobSettings(**near)
     with pytest.raises(ValidationError, match="1/6600"):
         JobSettings(audit_canaries=600, **near)
 
 
-def test_only_public_or_made_up_data_is_shown() -> None:
+def test_only_public_or_made_up_data_is_shown():
     assert JobSettings().made_up
     assert not JobSettings.model_validate(NOTES).made_up
     assert JobSettings.model_validate(NOTES | {"all_public": True}).made_up
@@ -515,11 +504,10 @@ def test_only_public_or_made_up_data_is_shown() -> None:
     for more, shown in (({}, False), ({"entities_public": True}, True)):
         steps = job_steps(JobSettings.model_validate(labels | more))
         entities = steps["entities"]
-        assert isinstance(entities, EntitiesSpec)
         assert entities.public is shown
 
 
-def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
+def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes():
     without = job_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}))
     of_model = (f"{OF_JOB['phrases']} / {task}" for task in POINT_STEPS if task != "audit")
     assert set(STEPS) - set(without) == {"phrases", "written_text", "phrases_store", *of_model}
@@ -527,7 +515,6 @@ def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
     for name in ("vocabulary", "private_store", *trained):
         assert without[name].digest() == STEPS[name].digest()
     start, phrased = without["With DP / pretraining"], STEPS["With DP / pretraining"]
-    assert isinstance(start, PretrainSpec) and isinstance(phrased, PretrainSpec)
     assert start.init_uri == without["Public text only / pretraining"].output
     assert phrased.init_uri == STEPS["Released phrases only / pretraining"].output
     # Settings of phrases do not change the hashes of a job without phrases.
@@ -537,14 +524,14 @@ def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
     }
 
 
-def test_phrases_are_charged_and_text_written_from_them_is_not() -> None:
+def test_phrases_are_charged_and_text_written_from_them_is_not():
     assert JobSettings(phrases_delta=1e-3)  # counts only with phrases
     assert STEPS["phrases"].needs == {Need.CHARGING, Need.CLUSTER}
     assert STEPS["written_text"].needs == frozenset()
     assert STEPS["Released phrases only / pretraining"].needs == {Need.CLUSTER}
 
 
-def test_step_that_reads_files_from_outside_never_charges() -> None:
+def test_step_that_reads_files_from_outside_never_charges():
     for kind in STEP_CLASSES.values():
         if kind is not BudgetSpec:  # which computes digests of the files, and parses none
             assert not {Need.SOURCES, Need.CHARGING} <= kind.privileges, kind

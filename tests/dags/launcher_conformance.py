@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from dags.launcher.step_operator import StepOperator
+from dags.launcher.step_operator import NamedSteps, StepOperator
 from tasks.protocol.job import job_steps, point_steps
 from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
@@ -55,6 +55,7 @@ def plan(params: Mapping[str, Any], point: Any) -> dict[str, StepSpec]:
 
 
 JOB = plan(SETTINGS.model_dump(), None)
+PHRASES = plan({"phrases_epsilon": 2.0}, None)
 
 
 def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1") -> Any:
@@ -118,7 +119,7 @@ class LauncherConformance:
         operator = self.operator()
         told = [TrackedAt(url=URL), StepProgress(done=2, total=2)]
         answer = self.run(operator, [(0, told)], monkeypatch)
-        assert answer["output"] == plan({}, None)["vocabulary"].output
+        assert answer["outputs"] == [plan({}, None)["vocabulary"].output]
         assert operator.tracked_at == URL
 
     @pytest.mark.parametrize(
@@ -152,7 +153,17 @@ class LauncherConformance:
         outcomes: list[Outcome] = [(75, []), (75, []), (0, [TrackedAt(url=URL)])]
         answer = self.run(self.operator(), outcomes, monkeypatch)
         assert outcomes == []
-        assert answer["output"].startswith("store://")
+        assert answer["outputs"][0].startswith("store://")
+
+    def test_steps_of_one_task_run_in_their_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        names = ["phrases", "phrases_store", "written_text"]
+        operator = self.operator(named=NamedSteps(name="x", steps=[(n, None) for n in names]))
+        outcomes: list[Outcome] = [(0, []), (75, []), (0, []), (0, [TrackedAt(url=URL)])]
+        monkeypatch.setattr(operator, "plan", lambda *_: PHRASES)
+        answer = self.run(operator, outcomes, monkeypatch)
+        assert outcomes == []
+        assert answer["outputs"] == [PHRASES[name].output for name in names]
+        assert operator.tracked_at == URL
 
     def test_a_step_that_the_settings_switch_off_is_skipped(self) -> None:
         operator = self.operator()

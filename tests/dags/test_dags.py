@@ -4,37 +4,34 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from dags import experiment
+from dags.experiment import TRAINED_ON, RunPlan
 from dags.launcher.outcome import refuse
-from tasks.protocol.job import POINT_STEPS, job_steps, names_of, point_and_task, point_steps
-from tasks.protocol.points import first_private
+from tasks.protocol import settings
+from tasks.protocol.job import job_steps
+from tasks.protocol.points import Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import RunContext
 from tasks.protocol.sweep import SweepSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAMES = {"dp_bert", "dp_sweep", "new_corpus", "privacy_audit"}
-HEAVY = ("pretraining", *POINT_STEPS)
+HEAVY = {"start", "pretraining", "measurement"}
+GROUPS = {
+    "data_group": {"settings", "budget", "read", "reserve"},
+    "vocabulary_group": {*TRAINED_ON},
+    "train_group": {"starts", "start", "trainings", "pretraining"},
+    "measure_group": {"measurements", "measurement"},
+    "report_group": {"report", "give_back", "outcome"},
+}
 
 
-def own_name(task_id: str) -> str:
-    return task_id.rpartition(".")[2]
-
-
-def inputs_of(specs) -> dict[str, set[str]]:
-    """Return the tasks whose outputs each step's spec names, by task."""
-    owner = {spec.output: name for name, spec in specs.items()}
-    return {
-        name: {task for uri, task in owner.items() if uri in spec.model_dump_json()}
-        for name, spec in specs.items()
-        if name not in ("budget", "reserve")  # both only name the charged steps
-    }
-
-
-# Settings with which no step is skipped.
+# Settings with which a job has every step.
 KEPT = JobSettings(
     phrases_epsilon=2.0,
     vocabulary_source="checkpoint+private",
@@ -44,93 +41,87 @@ KEPT = JobSettings(
 )
 
 
-def upstream_of(dag, group: str = "") -> dict[str, set[str]]:
-    """Return the upstream tasks of each task in a group, or of each task not for baselines."""
-    return {
-        own_name(task.task_id): {own_name(t) for t in task.get_flat_relative_ids(upstream=True)}
-        for task in dag.tasks
-        if (task.task_id.startswith(group) if group else not is_of_baselines(task))
-    }
-
-
-OF_GRAPH = {"settings", "trainings", "fine_tunings", "measured", "models"}
-OF_GRAPH |= {"budget", "reserve", "report", "give_back", "outcome"}
-OF_SWEEP = {"next_page", "start_page"}
+def upstream_of(dag) -> dict[str, set[str]]:
+    return {task.task_id: task.get_flat_relative_ids(upstream=True) for task in dag.tasks}
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
-def test_graph_has_a_task_for_every_step_of_a_model_and_no_other(dags, name):
-    kind, more = (JobSettings, set()) if name == "dp_bert" else (SweepSettings, OF_SWEEP)
-    settings = kind(**KEPT.model_dump())
-    steps = point_steps(settings, first_private(settings.points()))
-    found = {task.task_id for task in dags[name].tasks if not is_of_baselines(task)}
-    assert {own_name(task) for task in found} == {*OF_GRAPH, *more, *steps}
+def test_graph_has_five_groups(dags, name):
+    groups = dags[name].task_group.get_task_group_dict()
+    tasks = {key: set(group.children) for key, group in groups.items() if key}
+    more = {"start_page"} if name == "dp_sweep" else set()
+    assert tasks == GROUPS | {"report_group": GROUPS["report_group"] | more}
+    named = [group.group_display_name for key, group in groups.items() if key]
+    assert named == ["Data", "Vocabulary", "Train", "Measure", "Report"]
 
 
-def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
-    settings = KEPT.model_copy(
-        update={"more_trainings": "noise_multiplier=3;epochs=1", "audit_canaries": 0}
-    )
-    steps = job_steps(settings)
-    points = [point for point in settings.points() if point.noise_multiplier is not None]
-    assert [(point.noise_multiplier, point.epochs) for point in points] == [(3, 6), (0.875, 1)]
-    mapped = {own_name(t.task_id): t for t in dags["dp_bert"].tasks if "." in t.task_id}
-    assert set(mapped) == set(POINT_STEPS)
-    for point in points:
-        for task, name in names_of(point).items():
-            if task in mapped and task != "audit":
-                assert mapped[task].plan(settings.model_dump(), point)[task] == steps[name]
-                assert steps[name].output in steps["report"].results.values()
-        training = steps[names_of(point)["pretraining"]]
-        assert steps["budget"].charged.count(training) == 1
-    first = {"public_pretraining", "phrases_pretraining", "entities"}
-    upstream = upstream_of(dags["dp_bert"])
-    assert all(first <= upstream[task] for task in mapped)
-    assert set(mapped) <= upstream["report"]
+@pytest.fixture
+def specs_of_tasks(monkeypatch):
+    """Return a function from settings to the specs of each task's instances, in their order."""
 
+    def list_specs(settings):
+        plan = RunPlan(type(settings))
+        params = settings.model_dump()
+        tasks = {name: [[plan.of_point(params, None)[name]]] for name in TRAINED_ON}
 
-def is_of_baselines(task) -> bool:
-    """Whether the task is only for baselines with a vocabulary other than the sweep's."""
-    return task.task_id.startswith("baseline.")
+        def outputs(task_ids):
+            of_tasks = [spec.output for task in task_ids for specs in tasks[task] for spec in specs]
+            return [{"outputs": of_tasks}]
 
+        context = {"params": params, "ti": SimpleNamespace(xcom_pull=outputs)}
+        monkeypatch.setattr(experiment, "get_current_context", lambda: context)
+        for task, instances in {
+            "read": plan.texts,
+            "start": plan.starts,
+            "pretraining": plan.trainings,
+            "measurement": plan.measurements,
+        }.items():
+            tasks[task] = [
+                [
+                    plan.of_point(params, Point(**point) if point else None)[name]
+                    for name, point in i
+                ]
+                for i in (instance["steps"] for instance in instances())
+            ]
+        return tasks
 
-def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_own(dags):
-    settings = SweepSettings(sweep_baselines="public,nonprivate", sweep_checkpoints="/a/bert")
-    points = settings.points()
-    shared = {s.output for s in point_steps(settings, points[0]).values()}
-    tasks = {task.task_id for task in dags["dp_sweep"].tasks if is_of_baselines(task)}
-    upstream = upstream_of(dags["dp_sweep"], "baseline.")
-    found = set()
-    for front in {p.front for p in points if p.has_separate_front}:
-        steps = point_steps(settings, front)
-        own = {name: spec for name, spec in steps.items() if spec.output not in shared}
-        own = {name: spec for name, spec in own.items() if name not in POINT_STEPS}
-        found |= {f"baseline.{name}" for name in own}
-        for task, inputs in inputs_of(own).items():
-            assert inputs <= upstream[task], task
-    assert found == tasks
+    return list_specs
 
 
 @pytest.mark.parametrize(
     "settings",
-    [JobSettings(), KEPT, SweepSettings(phrases_epsilon=2.0)],
-    ids=["job", "all", "sweep"],
+    [
+        JobSettings(),
+        KEPT,
+        JobSettings(more_trainings="noise_multiplier=3;epochs=1", kept_epochs="2"),
+        JobSettings(model_kind="gpt2"),
+        SweepSettings(phrases_epsilon=2.0),
+        SweepSettings(sweep_baselines="public,nonprivate", sweep_checkpoints="/a/bert"),
+    ],
+    ids=["job", "all", "more", "causal", "sweep", "baselines"],
 )
-def test_every_step_runs_after_the_steps_whose_outputs_it_reads(dags, settings):
-    steps = point_steps(settings, first_private(settings.points()))
+def test_every_step_of_a_job_runs_once_and_after_its_inputs(dags, specs_of_tasks, settings):
+    tasks = specs_of_tasks(settings)
     upstream = upstream_of(dags["dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert"])
-    for task, inputs in inputs_of(steps).items():
-        assert inputs <= upstream[task], task
-    read = {point_and_task(name)[1] for name in job_steps(settings)["report"].results}
-    assert read <= upstream["report"]
+    steps = job_steps(settings)
+    of_run = {steps[name].output for name in ("budget", "reserve", "report")}
+    made = [spec.output for instances in tasks.values() for specs in instances for spec in specs]
+    assert sorted(made) == sorted({spec.output for spec in steps.values()} - of_run)
+    for task, instances in tasks.items():
+        before = {s.output for t in upstream[task] & set(tasks) for i in tasks[t] for s in i}
+        for specs in instances:
+            done = set(before)
+            for spec in specs:
+                assert {uri for uri in made if uri in spec.model_dump_json()} <= done, spec.step
+                done.add(spec.output)
+    assert set(tasks) <= upstream["report"]
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
 def test_nothing_is_charged_before_text_and_labels_are_checked(dags, name):
     upstream = upstream_of(dags[name])
-    read = {"private_corpus", "public_corpus", "entities", "checkpoint"}
-    assert read <= upstream["reserve"]
-    assert all("budget" in upstream[task] for task in (*read, "reserve"))
+    assert "read" in upstream["reserve"]
+    assert all("budget" in upstream[task] for task in ("read", "reserve"))
     later = set(upstream) - upstream["reserve"] - {"reserve"}
     assert all("reserve" in upstream[task] for task in later)
 
@@ -153,33 +144,38 @@ def test_last_task_decides_the_state_of_the_run(dags, name):
     assert outcome.is_teardown and outcome.on_failure_fail_dagrun
     assert not any(task.is_setup for task in outcome.upstream_list)
     assert not outcome.downstream_list
-    decided_by = {"report", "give_back"} | ({"next_page"} if name == "dp_sweep" else set())
+    decided_by = {"report", "give_back"} | ({"start_page"} if name == "dp_sweep" else set())
     assert decided_by <= upstream_of(dags[name])["outcome"]
-
-
-LAST = ("report", "next_page")
 
 
 @pytest.mark.parametrize(
     ("states", "reason"),
     [
         ({"report": "success", "promote": "skipped", "outcome": "running"}, None),
-        ({"report": "skipped", "next_page": "success"}, None),
-        ({"report": "success", "model.exposure_1": "failed"}, "failed: model.exposure_1"),
+        ({"report": "success", "measurement_1": "failed"}, "failed: measurement_1"),
         ({"report": "upstream_failed", "vocabulary": "failed"}, "failed: vocabulary"),
         (
             {"report": "skipped", "vocabulary": "skipped"},
-            "cancelled before report or next_page",
+            "cancelled before report",
         ),
-        ({}, "cancelled before report or next_page"),
+        ({}, "cancelled before report"),
     ],
 )
 def test_run_without_a_report_or_with_a_failed_task_is_refused(states, reason):
     if reason is None:
-        refuse(states, LAST)
+        refuse(states, lambda: "report")
         return
     with pytest.raises(AirflowFailException, match=reason):
-        refuse(states, LAST)
+        refuse(states, lambda: "report")
+
+
+def test_last_task_of_a_run_follows_from_its_form(dags, monkeypatch):
+    from dags.dp_sweep import PLAN
+
+    monkeypatch.setattr(settings, "PAGE", 1)
+    grid = {"sweep_noise_multipliers": "1,2", "sweep_batch_sizes": "256", "sweep_epochs": "5"}
+    assert PLAN.last_task(grid | {"plan_only": True}) == "budget"
+    assert [PLAN.last_task(grid | {"page": page}) for page in (1, 2)] == ["start_page", "report"]
 
 
 @pytest.mark.parametrize(("run_id", "ended"), [("first", True), ("second", False)])
@@ -194,7 +190,7 @@ def test_earlier_runs_of_a_dag_have_ended_when_the_next_one_starts(run_id, ended
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
 def test_heavy_steps_take_turns_and_light_ones_do_not_wait_for_them(dags, name):
     for task in dags[name].tasks:
-        heavy = own_name(task.task_id).endswith(HEAVY)
+        heavy = task.task_id in HEAVY
         assert task.pool == ("training" if heavy else "default_pool"), task.task_id
 
 
@@ -207,10 +203,8 @@ def test_a_newcomer_finds_words_on_every_dag_and_task(dags):
             assert named != task.task_id and named[0].isupper(), task.task_id
     for task in dags["dp_bert"].tasks:
         assert task.doc_md, task.task_id
-    groups = ("point.", "model.", "baseline.")
-    mapped = [task for task in dags["dp_sweep"].tasks if any(g in task.task_id for g in groups)]
-    assert len(mapped) == 3 + 6
-    assert all(task.map_index_template == "{{ point_name }}" for task in mapped)
+    mapped = [dags["dp_sweep"].get_task(name) for name in ("read", *HEAVY)]
+    assert {task.map_index_template for task in mapped} == {"{{ task.named.name }}"}
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep", "privacy_audit"])

@@ -1,4 +1,5 @@
 import json
+from itertools import groupby
 from pathlib import Path
 
 import jsonschema
@@ -16,12 +17,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("model", [JobSettings, SweepSettings])
 def test_form_describes_every_setting_and_is_the_default_job_if_untouched(model):
     params = form(model)
-    assert set(params) == {"preset", *model.model_fields}
+    assert set(params) == {"preset", "plan_only", *model.model_fields}
     for name, param in params.items():
         assert param.description and param.schema["title"] and param.schema["section"], name
         # Airflow's form would silently replace 99 by a maximum of 10, and run a different job.
         assert not {"minimum", "maximum"} & set(param.schema), name
-        if name == "preset":  # only the form has this field; all others come from the settings
+        if name in ("preset", "plan_only"):  # all other fields come from the settings
             continue
         draft = jsonschema.Draft7Validator
         assert jsonschema.validators.validator_for(param.schema) is draft, name
@@ -30,9 +31,17 @@ def test_form_describes_every_setting_and_is_the_default_job_if_untouched(model)
     values = {name: param.resolve() for name, param in params.items()}
     assert settings_from(model, values) == model()
     assert params["sequence_length"].schema["allOf"] == [{"minimum": 16, "maximum": 512}]
-    sections = [param.schema["section"] for param in params.values()]
-    assert sections == sorted(sections)
-    assert sections[0].startswith("0." if model is SweepSettings else "1.")
+    essentials, *sections = (list(fields) for _, fields in groupby(params, section_of(params)))
+    assert len(essentials) <= 20
+    assert essentials[:4] == ["preset", "plan_only", "private_format", "private_path"]
+    names = [section_of(params)(fields[0]) for fields in sections]
+    assert len(set(names)) == len(names)
+    grid = ["Grid of the sweep"] if model is SweepSettings else []
+    assert names[: -5 or None] == grid and all(name.startswith("Expert: ") for name in names[-5:])
+
+
+def section_of(params):
+    return lambda name: params[name].schema["section"]
 
 
 @pytest.mark.parametrize(
@@ -53,10 +62,12 @@ def test_server_refuses_values_out_of_range(name, value):
         param.resolve(value)
 
 
-def test_a_path_may_be_left_empty():
-    schema = form(JobSettings)["private_path"].schema
-    jsonschema.validate(None, {key: schema[key] for key in ("type",)})
-    assert settings_from(JobSettings, {"private_path": None}).private_path == ""
+def test_form_requires_no_field_and_a_field_left_empty_has_its_default_value():
+    for name, param in form(JobSettings).items():
+        if "enum" not in param.schema and "null" in param.schema["type"]:
+            assert param.resolve(None) is None, name
+    empty = {"private_path": None, "layers": None}
+    assert settings_from(JobSettings, empty) == JobSettings()
 
 
 def test_a_deployment_replaces_defaults():

@@ -222,6 +222,7 @@ class TestKubernetes(IsolatedLauncherConformance):
             assert deferred.value.method_name == "trigger_reentry"
             trigger = deferred.value.trigger
             assert trigger.on_kill_action.value == "delete_pod"  # if the task is cancelled
+            event["name"] = cluster.made[-1].metadata.name
             try:
                 answer: dict[str, Any] = operator.trigger_reentry(context_of(), event)
             except TaskDeferred as again:

@@ -113,14 +113,14 @@ def test_a_step_reads_the_outputs_that_its_spec_names_and_writes_its_own():
     steps = job_steps(JobSettings(private_path="", phrases_epsilon=2.0))
     known = {spec.output.removeprefix("store://") for spec in steps.values()}
     for name, spec in steps.items():
-        found = lineage_of(spec)
+        found = lineage_of([spec])
         assert [one.name for one in found.outputs] == [spec.output.removeprefix("store://")]
         read = [one.name for one in found.inputs]
         assert set(read) <= known and len(set(read)) == len(read), name
         assert {one.namespace for one in [*found.inputs, *found.outputs]} == {STORE}
-    vocabulary = [one.name.partition("/")[0] for one in lineage_of(steps["vocabulary"]).inputs]
+    vocabulary = [one.name.partition("/")[0] for one in lineage_of([steps["vocabulary"]]).inputs]
     assert sorted(vocabulary) == ["corpus", "corpus"]
-    assert len(lineage_of(steps["report"]).inputs) == len(steps) - 1
+    assert len(lineage_of([steps["report"]]).inputs) == len(steps) - 1
 
 
 RUN = """

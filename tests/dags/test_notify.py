@@ -19,7 +19,9 @@ def context(error, **more):
 
 def test_one_line_says_what_failed_why_and_where_the_log_is(caplog):
     for error in (failure(3, "2.1 of 2.0 would be spent"), None, ValueError("two\nlines")):
-        log_failure(context(error, point_name="σ=1" if error else ""))
+        failed = context(error)
+        failed["ti"].rendered_map_index = "σ=1" if error else None
+        log_failure(failed)
     said, lost, two = (record.getMessage() for record in caplog.records)
     assert said == (
         "FAILED dp_bert · report [σ=1], run manual__1: 2.1 of 2.0 would be spent "

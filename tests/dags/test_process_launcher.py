@@ -100,7 +100,7 @@ def test_a_step_answers_with_publishable_numbers_only(
     operator = ProcessStep(task_id="pretraining", plan=plan)
     spec = plan({}, None)["pretraining"]
     metrics = {"epsilon": 1.5}  # without `loss`, which is for operators
-    assert operator.execute(context_of()) == {"output": spec.output, "metrics": metrics}
+    assert operator.execute(context_of()) == {"outputs": [spec.output], "metrics": metrics}
     assert "pretraining: working" in capsys.readouterr().out  # the step's log
 
 
@@ -154,8 +154,8 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
         return {"report": job_steps(SweepSettings.model_validate(dict(params)))["report"]}
 
     answer = ProcessStep(task_id="report", plan=sweep).execute(context_of(settings))
-    assert len(_kept(store, answer["output"])) > LONGEST_ARGUMENT
-    assert len(spec_from_json(_kept(store, answer["output"])).points) == 250
+    assert len(_kept(store, answer["outputs"][0])) > LONGEST_ARGUMENT
+    assert len(spec_from_json(_kept(store, answer["outputs"][0])).points) == 250
 
 
 def test_cancelling_ends_the_step_and_its_child_processes(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DagRunState, TaskInstanceState
 
-from dags.experiment import PRETRAINING
 from tasks.protocol import settings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -54,48 +53,62 @@ def mapped(tasks):
     return of
 
 
-def own_name(task_id):
-    return task_id.rpartition(".")[2]
-
-
-def test_dp_bert_skips_optional_steps_and_reports(run):
+def test_no_task_of_a_job_is_skipped_and_every_instance_has_a_name(run):
     done, tasks = run("dp_bert", {"nonprivate": False, "kept_epochs": "2"})
     assert done.state == DagRunState.SUCCESS
-    found = states(tasks)
-    skipped = {name for name, state in found.items() if state == SKIPPED}
-    optional = {"checkpoint", "phrases", "written_text", "phrases_store", "phrases_pretraining"}
-    assert skipped == {*optional, "model.membership", "model.audit"}
-    assert {state for name, state in found.items() if name not in skipped} == {SUCCESS}
-    of, trained = mapped(tasks), ["Public text only", "With DP"]
-    assert of["training_point.pretraining"] == [(name, SUCCESS) for name in trained]
-    measured = [*trained, "With DP · epochs=2 of 6"]
-    for task in ("model.exposure", "point.finetuning"):
-        assert of[task] == [(name, SUCCESS) for name in measured]
-    answer = tasks["training_point.pretraining", 1].xcom_pull(task_ids=PRETRAINING, map_indexes=1)
-    assert set(answer) == {"output", "metrics"}
-    assert answer["output"].startswith("store://")
+    assert set(states(tasks).values()) == {SUCCESS}
+    models = ["Public text only", "With DP", "With DP · epochs=2 of 6"]
+    measured = [f"{name} · {model}" for name in ("Exposure", "Fine-tuning") for model in models]
+    assert mapped(tasks) == {
+        "read": named("Private corpus", "Public corpus", "Entities"),
+        "start": named(models[0]),
+        "pretraining": named(models[1]),
+        "measurement": named(*measured),
+    }
+    answer = tasks["pretraining", 0].xcom_pull(task_ids="pretraining", map_indexes=0)
+    assert set(answer) == {"outputs", "metrics"}
+    assert answer["outputs"][0].startswith("store://")
     assert answer["metrics"] == {"epsilon": 1.5}
+
+
+def test_optional_steps_are_further_instances(own_run):
+    conf = {"phrases_epsilon": 2.0, "membership_units": 50, "audit_canaries": 1000}
+    done, tasks = own_run("dp_bert", conf)
+    assert done.state == DagRunState.SUCCESS
+    assert set(states(tasks).values()) == {SUCCESS}
+    of = mapped(tasks)
+    assert of["start"] == named("Public text only · Released phrases only")
+    answer = tasks["start", 0].xcom_pull(task_ids="start", map_indexes=0)
+    made = [output.removeprefix("store://").partition("/")[0] for output in answer["outputs"]]
+    assert made == ["pretrain", "phrases", "written_text", "token_store", "pretrain"]
+    assert ("Audit · With DP", SUCCESS) in of["measurement"]
+    assert ("Membership · Released phrases only", SUCCESS) in of["measurement"]
+
+
+def test_run_that_only_plans_ends_after_the_budget(own_run):
+    done, tasks = own_run("dp_bert", {"plan_only": True})
+    assert done.state == DagRunState.SUCCESS
+    ended = {name for name, state in states(tasks).items() if state == SUCCESS}
+    assert ended == {"settings", "budget", "outcome"}
+    assert {state for name, state in states(tasks).items() if name not in ended} == {SKIPPED}
+
+
+def named(*names):
+    return [(name, SUCCESS) for name in names]
 
 
 def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkeypatch):
     monkeypatch.setenv("FAKE_EXIT", "pretraining@2=2")  # the point σ=2 fails with bad input
     done, tasks = run("dp_sweep", GRID)
     assert done.state == DagRunState.FAILED
-    by_point = {
-        (own_name(task_id), i): task.state for (task_id, i), task in tasks.items() if i >= 0
-    }
-    assert by_point == {
-        ("pretraining", 0): SUCCESS,
-        ("exposure", 0): SUCCESS,
-        ("finetuning", 0): SUCCESS,
-        ("pretraining", 1): FAILED,  # its exposure and fine-tuning do not exist
-    }
+    of = mapped(tasks)
+    finished = "σ=1 · B=256 · epochs=5"
+    assert of["pretraining"] == [(finished, SUCCESS), ("σ=2 · B=256 · epochs=5", FAILED)]
+    assert of["measurement"] == named(f"Exposure · {finished}", f"Fine-tuning · {finished}")
     assert tasks["report", -1].state == SUCCESS
     assert tasks["outcome", -1].state == FAILED
-    assert tasks["training_point.pretraining", 1].try_number == 1  # bad input is not retried
-    named = tasks["training_point.pretraining", 0].rendered_map_index
-    assert named == "σ=1 · B=256 · epochs=5"
-    read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["output"]))
+    assert tasks["pretraining", 1].try_number == 1  # bad input is not retried
+    read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["outputs"][0]))
     assert set(read["points"]) == {"σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5"}
 
 
@@ -110,15 +123,19 @@ def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
     _, tasks = run("dp_sweep", conf)
     of = mapped(tasks)
     shared = "σ=1 · B=256 · epochs=5"
-    assert of["training_point.pretraining"] == [(shared, SUCCESS), ("public training", SUCCESS)]
-    assert sorted(of["point.finetuning"]) == [
-        (f"{start} · tuning epochs={epochs} · fold={fold}", SUCCESS)
-        for start in ("public training", shared)
-        for epochs in (1, 2)
-        for fold in (1, 2)
+    assert of["start"] == named("public training")  # the whole sweep has one vocabulary
+    assert of["pretraining"] == named(shared)
+    assert sorted(of["measurement"]) == [
+        *((f"Exposure · {name}", FAILED) for name in ("public training", shared)),
+        *named(
+            *(
+                f"Fine-tuning · {start} · tuning epochs={epochs} · fold={fold}"
+                for start in ("public training", shared)
+                for epochs in (1, 2)
+                for fold in (1, 2)
+            )
+        ),
     ]
-    assert of["model.exposure"] == [(shared, FAILED), ("public training", FAILED)]
-    assert "baseline.vocabulary" not in of  # the whole sweep has one vocabulary
     assert tasks["report", -1].state == SUCCESS
 
 
@@ -132,12 +149,12 @@ def test_baselines_run_with_the_points_and_a_failed_one_stops_no_other(own_run, 
     done, tasks = own_run("dp_sweep", conf)
     of = mapped(tasks)
     red = "without privacy"
-    assert of["baseline.vocabulary"] == [(red, SUCCESS), ("checkpoint bert", FAILED)]
-    assert [state for _, state in of["baseline.checkpoint"]] == [SKIPPED, SUCCESS]
-    assert [state for _, state in of["baseline.public_pretraining"]] == [SUCCESS, UPSTREAM]
+    assert of["start"] == [*named("public training", red), ("checkpoint bert", FAILED)]
     trained = ["σ=1 · B=256 · epochs=5", f"{red} · epochs=5"]
-    for task in ("training_point.pretraining", "model.exposure", "point.finetuning"):
-        assert of[task] == [(name, SUCCESS) for name in trained]
+    assert of["pretraining"] == named(*trained)
+    assert of["measurement"] == named(
+        *(f"{measured} · {name}" for measured in ("Exposure", "Fine-tuning") for name in trained)
+    )
     assert tasks["report", -1].state == SUCCESS
     assert done.state == DagRunState.FAILED and tasks["outcome", -1].state == FAILED
 
@@ -146,11 +163,11 @@ def test_a_causal_sweep_reads_no_labels_fine_tunes_nothing_and_still_reports(own
     conf = GRID | {"model_kind": "gpt2", "sweep_baselines": "nonprivate"}
     done, tasks = own_run("dp_sweep", conf)
     assert done.state == DagRunState.SUCCESS
-    found = states(tasks)
-    assert {found[name] for name in ("entities", "fine_tunings", "point.finetuning")} == {SKIPPED}
+    assert set(states(tasks).values()) == {SUCCESS}
     names = ["σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5", "without privacy · epochs=5"]
-    assert mapped(tasks)["model.exposure"] == [(name, SUCCESS) for name in names]
-    assert found["report"] == SUCCESS
+    of = mapped(tasks)
+    assert of["measurement"] == named(*(f"Exposure · {name}" for name in names))
+    assert of["read"] == named("Private corpus", "Public corpus")
 
 
 def test_large_sweep_continues_page_by_page_and_the_last_page_reports_all(own_run, monkeypatch):
@@ -165,15 +182,14 @@ def test_large_sweep_continues_page_by_page_and_the_last_page_reports_all(own_ru
     assert following.conf["page"] == 2
     again, tasks = own_run("dp_sweep", following.conf)
     assert trained(tasks) == ["σ=3 · B=256 · epochs=5"]
-    assert {tasks[name, -1].state for name in ("next_page", "start_page")} == {SKIPPED}
+    assert set(states(tasks).values()) == {SUCCESS}
     assert started_by(again) is None
-    read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["output"]))
+    read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["outputs"][0]))
     assert set(read["points"]) == {f"σ={n} · B=256 · epochs=5" for n in (1, 2, 3)}
 
 
 def trained(tasks):
-    mapped = [t for (name, i), t in tasks.items() if own_name(name) == "pretraining" and i >= 0]
-    return sorted(task.rendered_map_index for task in mapped)
+    return sorted(name for name, _ in mapped(tasks)["pretraining"])
 
 
 def started_by(done):

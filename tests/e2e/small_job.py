@@ -1,7 +1,5 @@
 """The smallest job, and functions that run its steps as the launchers do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

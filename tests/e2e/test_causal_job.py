@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,7 +11,6 @@ from dp_core.privacy.ledger import State
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import FinetuneSpec
-from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
@@ -23,9 +20,7 @@ SETTINGS = JobSettings(
 )  # fmt: skip
 
 
-def test_causal_model_is_trained_charged_audited_and_exported(
-    untracked: Deployment, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_causal_model_is_trained_charged_audited_and_exported(untracked, capfd):
     steps = job_steps(SETTINGS)
     assert not [name for name in steps if "finetuning" in name]
     ledger = run_all(untracked, steps.values(), capfd)
@@ -100,7 +95,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert len(ledger.history("synthetic-notes")) == 2
 
 
-def test_private_finetuning_of_a_causal_model_is_refused() -> None:
+def test_private_finetuning_of_a_causal_model_is_refused():
     labels = {
         "finetune_privacy": "dp", "entities_format": "columns", "entities_dataset": "labels",
         "entities_train": "a", "entities_test": "b", "entity_types": "problem",

@@ -1,7 +1,5 @@
 """A small version of Kerrigan et al. 2020."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 
@@ -15,7 +13,6 @@ from tasks.evidence.audits import JUDGED
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import StepSpec
-from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
@@ -36,9 +33,7 @@ def labels_of(spec: StepSpec) -> Mapping[str, str]:
     return {m.name: m.label for m in result_of(spec).metrics}
 
 
-def test_four_regimes_in_one_job_are_charged_separately(
-    untracked: Deployment, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_four_regimes_in_one_job_are_charged_separately(untracked, capfd):
     steps = job_steps(SETTINGS)
     ledger = run_all(untracked, steps.values(), capfd)
     # Two private trainings, and one unaccounted use by the training without privacy.

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 import sys
 
@@ -11,7 +9,6 @@ from tasks.execution.run_job import Job, run_job
 from tasks.protocol.fork_server import OFF, SERVER
 from tasks.protocol.job import job_steps, point_and_task
 from tasks.protocol.settings import JobSettings
-from tasks.runtime.deployment import Deployment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Warnings of TensorFlow.
@@ -20,9 +17,7 @@ pytestmark = [
 ]
 
 
-def test_second_training_of_a_fork_server_equals_training_in_a_new_process(
-    untracked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_training_of_a_fork_server_equals_training_in_a_new_process(untracked, monkeypatch):
     steps = job_steps(JobSettings(**SIZES))
     for name, spec in steps.items():
         if name == "With DP / pretraining":

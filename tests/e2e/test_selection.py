@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from small_job import SIZES, folder_of, result_of, run
 
@@ -23,7 +19,7 @@ SETTINGS = SweepSettings(
 
 
 @pytest.mark.slow
-def test_random_count_selection_releases_one_model_with_one_charge(e2e_home: Path) -> None:
+def test_random_count_selection_releases_one_model_with_one_charge(e2e_home):
     deployment = Deployment.from_environment()
     (point,) = SETTINGS.points()
     steps: dict[str, StepSpec] = point_steps(SETTINGS, point)

@@ -1,7 +1,5 @@
 """A tiny job on private text, run step by step, and a search of every file for its secrets."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib
@@ -159,7 +157,7 @@ def finished(
     return _DONE[0]
 
 
-def test_private_text_stays_in_the_private_store(finished: Finished) -> None:
+def test_private_text_stays_in_the_private_store(finished):
     for name, content in finished.files_left():
         assert _secrets_in(SECRETS, name.encode()) == [], "a file name holds a secret"
         if not finished.may_hold_text(name):
@@ -168,7 +166,7 @@ def test_private_text_stays_in_the_private_store(finished: Finished) -> None:
         assert _secrets_in(SECRETS, output.encode()) == [], task
 
 
-def test_search_finds_the_secrets_in_the_private_store(finished: Finished) -> None:
+def test_search_finds_the_secrets_in_the_private_store(finished):
     private = b"".join(c for n, c in finished.files_left() if finished.may_hold_text(n))
     assert _secrets_in(SECRETS, private) == list(SECRETS)
     assert finished.printed["With DP / pretraining"]
@@ -194,7 +192,7 @@ def _leaked(secrets: dict[str, bytes], content: bytes) -> set[str]:
     return {name for name, secret in secrets.items() if any(f in content for f in _forms(secret))}
 
 
-def test_privacy_seeds_stay_in_the_seed_store(finished: Finished) -> None:
+def test_privacy_seeds_stay_in_the_seed_store(finished):
     kept = (finished.deployment.seeds, finished.deployment.keys)
     secrets: dict[str, bytes] = {}
     for file in (file for folder in kept for file in folder.glob("*.json")):
@@ -210,7 +208,7 @@ def test_privacy_seeds_stay_in_the_seed_store(finished: Finished) -> None:
     assert _leaked(secrets, "".join(finished.printed.values()).encode()) == set()
 
 
-def test_search_finds_a_seed_in_every_encoding() -> None:
+def test_search_finds_a_seed_in_every_encoding():
     seed = bytes(range(7, 39))
     for written in (
         b"\x00" + seed[3:20],
@@ -243,7 +241,7 @@ def _metrics_of_runs(finished: Finished) -> dict[str, dict[str, float]]:
     return seen
 
 
-def test_operator_metrics_are_absent_from_the_public_experiment(finished: Finished) -> None:
+def test_operator_metrics_are_absent_from_the_public_experiment(finished):
     names = {
         experiment: {metric for run in _runs(finished, experiment) for metric in run.data.metrics}
         for experiment in EXPERIMENTS
@@ -266,7 +264,7 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
     return [file for file in folder.rglob("*") if file.is_file()]
 
 
-def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished: Finished) -> None:
+def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished):
     """The operator's run shows ε next to F1 on private labels; the job's run shows the DP model."""
     seen = _metrics_of_runs(finished)
     total = {m.name: m.value for m in finished.result("With DP / exposure").metrics}
@@ -285,9 +283,7 @@ def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished: Finished) 
     assert not seen.get("Without privacy in confide", {}).keys() & {"epsilon", "exposure"}
 
 
-def test_registered_model_contains_only_the_files_of_the_model(
-    finished: Finished, tmp_path: Path
-) -> None:
+def test_registered_model_contains_only_the_files_of_the_model(finished, tmp_path):
     client = MlflowClient(finished.deployment.tracking)
     (version,) = client.search_model_versions("name = 'confide-notes'")
     shown = _downloaded(client, version.run_id, tmp_path, "model")  # of the report's run
@@ -314,9 +310,7 @@ def test_registered_model_contains_only_the_files_of_the_model(
     assert files == {name: (output / name).read_bytes() for name in files}
 
 
-def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(
-    finished: Finished, tmp_path: Path
-) -> None:
+def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(finished, tmp_path):
     """Only the entity type named in the settings is scored, and only for the operator."""
     client = MlflowClient(finished.deployment.tracking)
     named = [
@@ -336,7 +330,7 @@ def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(
     assert ">problem<" in operators and TYPE not in operators
 
 
-def test_progress_on_private_labels_hides_their_number(finished: Finished) -> None:
+def test_progress_on_private_labels_hides_their_number(finished):
     for task in ("Public text only / finetuning", "Without privacy / finetuning"):
         progress = re.findall(r"finetuning: (\d+)/(\d+)", finished.printed[task])
         epochs = finished.settings.finetune_epochs
@@ -345,7 +339,7 @@ def test_progress_on_private_labels_hides_their_number(finished: Finished) -> No
         }
 
 
-def test_total_epsilon_composes_all_releases_of_the_model(finished: Finished) -> None:
+def test_total_epsilon_composes_all_releases_of_the_model(finished):
     vocabulary, dp = finished.result("vocabulary"), finished.result("With DP / pretraining")
     assert [r.ledger_id for r in dp.releases][:1] == [r.ledger_id for r in vocabulary.releases]
     assert len(dp.releases) == 3  # vocabulary, phrases, training
@@ -356,9 +350,7 @@ def test_total_epsilon_composes_all_releases_of_the_model(finished: Finished) ->
     assert total < sum(r.epsilon for r in dp.releases)
 
 
-def test_ledger_holds_every_release_and_a_rerun_adds_none(
-    finished: Finished, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ledger_holds_every_release_and_a_rerun_adds_none(finished, capfd):
     ledger = Ledger.open(finished.deployment.ledger)
     before = [(e.id, e.state, e.accounted) for e in ledger.history("notes")]
     # One plan of vocabulary, phrases and DP training, and one unaccounted use of the operator.
@@ -381,9 +373,7 @@ def test_ledger_holds_every_release_and_a_rerun_adds_none(
     assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before
 
 
-def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
-    finished: Finished,
-) -> None:
+def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(finished):
     """Statements, MLflow and the report state the ε that the ledger charged."""
     ledger = Ledger.open(finished.deployment.ledger)
     charged = [entry for entry in ledger.history("notes") if entry.accounted]
@@ -433,7 +423,7 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
         assert [bool(cell.get("withheld")) for cell in row[-2:]] == [hidden] * 2, row[:2]
 
 
-def test_every_exported_model_states_its_guarantee(finished: Finished) -> None:
+def test_every_exported_model_states_its_guarantee(finished):
     ids = [r.ledger_id for r in finished.result("With DP / pretraining").releases]
     statement = _statement(finished.output("With DP / pretraining"))
     assert (statement["private"], statement["one_plan"]) == (True, True)
@@ -471,9 +461,7 @@ def _refused(
     return failing.printed[task]
 
 
-def test_error_messages_quote_no_private_text(
-    finished: Finished, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_error_messages_quote_no_private_text(finished, capfd):
     broken = finished.sources / "broken.jsonl"
     broken.write_text(f'{{"text": "{NAME}", "patient_id": [\n{{"text": {NUMBER} {NAME}\n' * 20)
     named = finished.sources / "named"

@@ -28,8 +28,6 @@ ENDED = ("success", "failed")  # the final states of a run
 
 # This file is also imported where only a browser's packages are installed.
 OF_MODEL = ("pretraining", "exposure", "membership", "audit", "finetuning")  # mapped tasks
-# The task finds the output of `public_pretraining`; both are one step and one run in MLflow.
-FOUND = "pretraining · Public text only"
 
 
 def on_the_stack(missing_check: str, required: str = "") -> list[pytest.MarkDecorator]:
@@ -178,7 +176,7 @@ class Stack(Services):
         """Return the task instances of a run, for example `report` and `exposure · With DP`."""
         answer = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")
         return {
-            name_of(task["task_id"].rpartition(".")[2], task["rendered_map_index"]): task
+            step_of(task["task_id"], task["rendered_map_index"]): task
             for task in answer["task_instances"]
         }
 
@@ -188,11 +186,11 @@ class Stack(Services):
         return 1 + sum(name.startswith("exposure · ") for name in steps) + len(steps)
 
     def steps(self, dag: str, run: str) -> dict[str, Any]:
-        """Return the tasks of a run that work in containers: not skipped, and not `FOUND`."""
+        """Return the tasks of a run that work in containers and are not skipped."""
         return {
             name: task
             for name, task in self.tasks(dag, run).items()
-            if task["operator"] == "DockerStep" and task["state"] != "skipped" and name != FOUND
+            if task["operator"] == "DockerStep" and task["state"] != "skipped"
         }
 
     def log(self, dag: str, run: str, name: str) -> str:
@@ -235,6 +233,17 @@ class Stack(Services):
             for moment in ("start_date", "end_date")
         )
         return sorted(zip(begin, end, strict=True))
+
+
+def step_of(task: str, instance: str | None) -> str:
+    """Return the name of the step that an instance of a mapped task runs in the tiny job."""
+    if instance is None:
+        return task
+    if task == "read":
+        return instance.lower().replace(" ", "_")
+    if task == "measurement":
+        task, _, instance = instance.replace("Fine-tuning", "finetuning").partition(" · ")
+    return "public_pretraining" if task == "start" else name_of(task.lower(), instance)
 
 
 def name_of(task: str, model: str | None) -> str:

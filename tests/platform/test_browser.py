@@ -125,21 +125,21 @@ def run(stack: Stack, person: Person) -> str:
     return name
 
 
-def test_start_page_lists_the_jobs(person: Person) -> None:
+def test_start_page_lists_the_jobs(person):
     person.page.goto(f"{person.stack.airflow}/dags")
     for name in ("dp_bert · train privately, then measure", "dp_sweep"):
         expect(person.page.get_by_text(name).first).to_be_visible()
     person.keep("jobs")
 
 
-def test_page_of_a_job_shows_its_documentation(person: Person) -> None:
+def test_page_of_a_job_shows_its_documentation(person):
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert")
     person.page.get_by_role("button", name="Dag Docs").click()
     expect(person.page.get_by_text("Hoory et al. 2021, Learning and Evaluating")).to_be_visible()
     person.keep("what-dp_bert-does")
 
 
-def test_invalid_value_is_refused_with_its_reason(stack: Stack, person: Person) -> None:
+def test_invalid_value_is_refused_with_its_reason(stack, person):
     before = stack.runs("dp_bert")
     dialog = person.open_form()
     person.keep("form")
@@ -154,14 +154,14 @@ def test_invalid_value_is_refused_with_its_reason(stack: Stack, person: Person) 
     assert stack.runs("dp_bert") == before
 
 
-def test_run_started_by_the_form_succeeds(person: Person, run: str) -> None:
+def test_run_started_by_the_form_succeeds(person, run):
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert/runs/{run}")
     expect(person.page.get_by_text("Pre-training").first).to_be_visible()
     expect(person.page.get_by_text("Success", exact=True).first).to_be_visible()
     person.keep("run")
 
 
-def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:
+def test_mlflow_shows_epsilon_f1_and_exposure(person, run):
     person.open_task(run, "report")
     expect(person.page.get_by_role("link", name="MLflow run", exact=True)).to_be_visible()
     person.keep("last-task")
@@ -180,7 +180,7 @@ def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:
     person.keep("mlflow-metrics")
 
 
-def test_mlflow_shows_the_figures(person: Person, run: str) -> None:
+def test_mlflow_shows_the_figures(person, run):
     person.page.get_by_role("tab", name="Artifacts").click()
     folder = person.page.get_by_text("report", exact=True)
     expect(folder).to_have_count(2)  # the run's name, and its folder
@@ -192,7 +192,7 @@ def test_mlflow_shows_the_figures(person: Person, run: str) -> None:
     person.keep("mlflow-figure")
 
 
-def test_report_opens_from_the_page_of_the_task(person: Person, run: str) -> None:
+def test_report_opens_from_the_page_of_the_task(person, run):
     person.open_task(run, "report")
     person.follow("Report")
     page = person.page.frame_locator("iframe").first
@@ -202,7 +202,7 @@ def test_report_opens_from_the_page_of_the_task(person: Person, run: str) -> Non
     person.keep("report")
 
 
-def test_every_page_has_a_screenshot(person: Person) -> None:
+def test_every_page_has_a_screenshot(person):
     pictures: list[Path] = sorted(SCREENSHOTS.glob("*.png"))
     assert len(pictures) >= 11
     assert all(picture.stat().st_size > 10_000 for picture in pictures)

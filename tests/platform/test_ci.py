@@ -10,9 +10,7 @@ SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
 
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_docker_ci_without_an_engine_fails_in_continuous_integration(
-    tmp_path: Path, ci: str, code: int
-) -> None:
+def test_docker_ci_without_an_engine_fails_in_continuous_integration(tmp_path, ci, code):
     program(tmp_path / "docker", "exit 1")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CI": ci}
     answer = completed(SCRIPT, env=environment)
@@ -20,7 +18,7 @@ def test_docker_ci_without_an_engine_fails_in_continuous_integration(
     assert "was NOT tried" in answer.stderr
 
 
-def test_docker_ci_runs_every_file_that_needs_stack_or_images() -> None:
+def test_docker_ci_runs_every_file_that_needs_stack_or_images():
     """`make test` skips these files, so `docker/ci` must name each of them."""
     files = Path(__file__).parent.glob("test_*.py")
     needing = [f.name for f in files if "\nfrom running_stack import " in f.read_text()]
@@ -46,7 +44,7 @@ def continuous_integration(folder: Path, make: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_summary_states_a_missing_vulnerability_check(tmp_path: Path, answered: bool) -> None:
+def test_summary_states_a_missing_vulnerability_check(tmp_path, answered):
     """`make check` passes without a vulnerability service, so the summary must state it."""
     says = "Audited every lock" if answered else "NOT AUDITED: no vulnerability service answers"
     answer = continuous_integration(tmp_path, f'[ "$1" != check ] || echo "{says}" >&2')
@@ -57,7 +55,7 @@ def test_summary_states_a_missing_vulnerability_check(tmp_path: Path, answered: 
 
 
 @pytest.mark.parametrize("target", ["check", "test", "mutants", "test-transformers"])
-def test_failure_of_any_part_fails_continuous_integration(tmp_path: Path, target: str) -> None:
+def test_failure_of_any_part_fails_continuous_integration(tmp_path, target):
     """This includes the parts that run concurrently with the stack."""
     make = f'echo "words of $1"; [ "$1" != {target} ] || exit 3'
     answer = continuous_integration(tmp_path, make)

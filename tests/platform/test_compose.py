@@ -23,13 +23,13 @@ def environments() -> Iterator[tuple[str, str, str]]:
             yield service, name, str(value)
 
 
-def test_ports_are_published_on_loopback_only() -> None:
+def test_ports_are_published_on_loopback_only():
     published = [port for settings in SERVICES.values() for port in settings.get("ports", [])]
     assert published, "nothing is published: nobody could look at it"
     assert [port for port in published if not str(port).startswith("127.0.0.1:")] == []
 
 
-def test_every_secret_is_a_variable_without_a_default() -> None:
+def test_every_secret_is_a_variable_without_a_default():
     held = [(s, n, v) for s, n, v in environments() if SECRET.search(n)]
     assert len(held) > 8
     for service, name, value in held:
@@ -39,7 +39,7 @@ def test_every_secret_is_a_variable_without_a_default() -> None:
         assert all(r[1].startswith(":?") for r in secret), f"{service}: {name} has a default"
 
 
-def test_settings_documented_in_operate_md_reach_a_service() -> None:
+def test_settings_documented_in_operate_md_reach_a_service():
     text = (ROOT / "docs" / "operate.md").read_text()
     tables = re.findall(
         r"^### (?:Schedules|Settings in `\.env`)\n(.+?)(?=^### )", text, re.M | re.S
@@ -60,9 +60,7 @@ def make_env(folder: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
-def test_make_env_writes_every_required_variable_and_draws_secrets_for_the_owner_only(
-    tmp_path: Path,
-) -> None:
+def test_make_env_writes_every_required_variable_and_draws_secrets_for_the_owner_only(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first, second = make_env(tmp_path / "a"), make_env(tmp_path / "b")
@@ -78,7 +76,7 @@ def test_make_env_writes_every_required_variable_and_draws_secrets_for_the_owner
     assert len({first[name] for name in secrets}) == len(secrets)
 
 
-def test_make_env_keeps_existing_values(tmp_path: Path) -> None:
+def test_make_env_keeps_existing_values(tmp_path):
     first = make_env(tmp_path)
     text = (tmp_path / ".env").read_text().replace("MLFLOW_PORT=5000", "MLFLOW_PORT=5555")
     (tmp_path / ".env").write_text(text)
@@ -86,13 +84,13 @@ def test_make_env_keeps_existing_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES.keys() - ONE_SHOT))
-def test_long_running_services_have_health_checks_and_restart(service: str) -> None:
+def test_long_running_services_have_health_checks_and_restart(service):
     assert SERVICES[service]["healthcheck"]["test"][0] == "CMD"
     assert SERVICES[service]["restart"] == "unless-stopped"
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_services_have_no_capabilities_no_new_privileges_and_no_root(service: str) -> None:
+def test_services_have_no_capabilities_no_new_privileges_and_no_root(service):
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
     assert not SERVICES[service].get("privileged")
@@ -106,13 +104,13 @@ def test_services_have_no_capabilities_no_new_privileges_and_no_root(service: st
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number, so that Kubernetes can check it"
 
 
-def test_only_the_scheduler_mounts_the_docker_socket_and_the_steps_network_is_internal() -> None:
+def test_only_the_scheduler_mounts_the_docker_socket_and_the_steps_network_is_internal():
     assert yaml.safe_load(COMPOSE)["networks"]["steps"]["internal"] is True
     holders = [n for n, s in SERVICES.items() if "docker.sock" in str(s.get("volumes"))]
     assert holders == ["scheduler"]
 
 
-def test_only_mlflow_services_know_the_admin_password() -> None:
+def test_only_mlflow_services_know_the_admin_password():
     """Steps, and the services that start them or send for them, log as an ordinary user."""
     holders = {s for s, _, value in environments() if "${MLFLOW_PASSWORD:" in value}
     assert holders == {"mlflow", "mlflow-users"}
@@ -125,7 +123,7 @@ def test_only_mlflow_services_know_the_admin_password() -> None:
     }
 
 
-def test_only_services_that_run_steps_know_the_ledger_and_readers_are_a_separate_user() -> None:
+def test_only_services_that_run_steps_know_the_ledger_and_readers_are_a_separate_user():
     values = {(s, n): v for s, n, v in environments()}
     assert {s for s, n in values if n == "CONFIDE_LEDGER"} == {"prepare", "scheduler"}
     reader = values["scheduler", "CONFIDE_LEDGER_READER"]
@@ -134,7 +132,7 @@ def test_only_services_that_run_steps_know_the_ledger_and_readers_are_a_separate
     assert "CONFIDE_LEDGER_READER" not in SERVICES["prepare"]["environment"]
 
 
-def test_seeds_and_sources_are_not_mounted_for_every_step() -> None:
+def test_seeds_and_sources_are_not_mounted_for_every_step():
     environment = SERVICES["scheduler"]["environment"]
     every = environment["CONFIDE_DOCKER_MOUNTS"].split()
     targets = [word.partition(":")[2] for word in every]
@@ -145,7 +143,7 @@ def test_seeds_and_sources_are_not_mounted_for_every_step() -> None:
     assert holders == {"prepare"}
 
 
-def test_every_base_image_can_be_pinned_by_digest() -> None:
+def test_every_base_image_can_be_pinned_by_digest():
     built = [s["build"] for s in SERVICES.values() if "build" in s]
     assert {build["dockerfile"] for build in built} == {f"docker/{f.name}" for f in DOCKERFILES}
     for build in built:
@@ -154,7 +152,7 @@ def test_every_base_image_can_be_pinned_by_digest() -> None:
     assert SERVICES["postgres"]["image"] == "${CONFIDE_POSTGRES_IMAGE:-postgres:15-bookworm}"
 
 
-def test_ray_nodes_hold_only_the_secrets_of_the_cluster() -> None:
+def test_ray_nodes_hold_only_the_secrets_of_the_cluster():
     cluster = {n: s for n, s in SERVICES.items() if n.startswith("ray-")}
     assert len(cluster) == 2
     for service in cluster.values():
@@ -173,9 +171,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_make_env_pins_base_images_with_known_digests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
-) -> None:
+def test_make_env_pins_base_images_with_known_digests(tmp_path, monkeypatch, known):
     says = f"echo docker.io/library/python@{DIGEST}" if known else "echo; exit 0"
     program(tmp_path / "bin" / "docker", says)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
@@ -188,7 +184,7 @@ def test_make_env_pins_base_images_with_known_digests(
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
-def test_images_use_a_pinned_lock_and_a_public_base(file: Path) -> None:
+def test_images_use_a_pinned_lock_and_a_public_base(file):
     text = file.read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", text, re.M))
     froms = set(re.findall(r"^FROM (\S+)", text, re.M))
@@ -205,7 +201,7 @@ def test_images_use_a_pinned_lock_and_a_public_base(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
-def test_dependencies_are_copied_before_code(file: Path) -> None:
+def test_dependencies_are_copied_before_code(file):
     text = file.read_text()
     code = [m.start() for m in re.finditer(r"^COPY (?:dp_core|tasks|dags|docker)\S* ", text, re.M)]
     code_after_lock = [i for i in code if "install-lock" not in text[i:].partition("\n")[0]]
@@ -217,7 +213,7 @@ def test_dependencies_are_copied_before_code(file: Path) -> None:
     ("image", "entries"),
     [("airflow", ["dags"]), ("task", ["tasks.__main__", "tasks.cli", "tasks.steps"])],
 )
-def test_image_contains_every_imported_module(image: str, entries: list[str]) -> None:
+def test_image_contains_every_imported_module(image, entries):
     text = (ROOT / "docker" / f"{image}.Dockerfile").read_text()
     sources = " ".join(re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M)).split()
     copied = [path for path in sources if re.match("dags|tasks|dp_core", path)]
@@ -232,7 +228,7 @@ def test_image_contains_every_imported_module(image: str, entries: list[str]) ->
     assert not [path for path in copied if not (ROOT / path).exists()]
 
 
-def test_dockerignore_is_a_list_of_permitted_files() -> None:
+def test_dockerignore_is_a_list_of_permitted_files():
     text = (ROOT / ".dockerignore").read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"

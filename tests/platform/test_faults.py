@@ -35,7 +35,11 @@ FAULTS = {
     "pretraining · With DP": STEP,
     "pretraining · Without privacy": "scheduler",
 }
-MAP_INDEX = {"pretraining · With DP": 1, "pretraining · Without privacy": 2}  # 0: public text
+MAPPED = {
+    "public_pretraining": "start.0",
+    "pretraining · With DP": "pretraining.0",
+    "pretraining · Without privacy": "pretraining.1",
+}
 TRAINS = re.compile(r"\b\d+/\d+\b")  # a training prints its progress
 DOWN = 5.0  # seconds
 LEASE = 15.0  # seconds in which a step must end after the death of its worker
@@ -91,9 +95,7 @@ def is_over(stack: Stack, run: str) -> bool:
 
 def label(name: str) -> str:
     """Return id and map index of a task instance."""
-    if name in MAP_INDEX:
-        return f"training_point.pretraining.{MAP_INDEX[name]}"
-    return f"{name}.-1"
+    return MAPPED.get(name, f"{name}.-1")
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +123,7 @@ def run(stack: Stack, strikes: dict[str, Strike]) -> str:
     return run
 
 
-def test_each_component_was_killed_while_its_task_ran(
-    stack: Stack, run: str, strikes: dict[str, Strike]
-) -> None:
+def test_each_component_was_killed_while_its_task_ran(stack, run, strikes):
     for task, kill in strikes.items():
         tries = stack.tries("dp_bert", run, task)
         assert tries[0][0] < kill.at < tries[-1][1], (task, kill, tries)
@@ -135,13 +135,13 @@ def test_each_component_was_killed_while_its_task_ran(
         assert datetime.fromisoformat(began[:19] + "+00:00") > moment.replace(microsecond=0), victim
 
 
-def test_killed_steps_were_retried(stack: Stack, run: str) -> None:
+def test_killed_steps_were_retried(stack, run):
     tries = {name: task["try_number"] for name, task in stack.tasks("dp_bert", run).items()}
     assert tries["pretraining · With DP"] == 2
     assert tries["pretraining · Without privacy"] >= 2
 
 
-def test_each_release_was_charged_once(stack: Stack, run: str) -> None:
+def test_each_release_was_charged_once(stack, run):
     query = f"select spec_hash, state, event from entries where run = 'dp_bert/{run}'"  # noqa: S608 - our own run's name
     entries = stack.ledger(query)
     assert len({spec for spec, _, _ in entries}) == len(entries)
@@ -151,7 +151,7 @@ def test_each_release_was_charged_once(stack: Stack, run: str) -> None:
     assert kinds == ["noised_weights", "poisson_gaussian", "unaccounted"]
 
 
-def test_no_metric_was_lost_or_duplicated(stack: Stack, run: str) -> None:
+def test_no_metric_was_lost_or_duplicated(stack, run):
     runs = stack.tracked(run)
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
     names = Counter(map(tracked_name, runs))
@@ -165,11 +165,11 @@ def test_no_metric_was_lost_or_duplicated(stack: Stack, run: str) -> None:
         assert values == pytest.approx(expected), task
 
 
-def test_no_container_was_left_running(run: str) -> None:
+def test_no_container_was_left_running(run):
     assert step_containers(run) == []
 
 
-def test_results_are_recorded_and_deleted(stack: Stack, run: str) -> None:
+def test_results_are_recorded_and_deleted(stack, run):
     """`test_stack.py` compares the results of the same job with the same secret seeds."""
     left = {
         "checksums": stack.left("checksums.json", stack.outputs("dp_bert", run)),

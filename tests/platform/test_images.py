@@ -93,13 +93,13 @@ def python(image: str, program: str, *options: str) -> str:
     )
 
 
-def test_image_runs_as_an_unprivileged_user(image: str) -> None:
+def test_image_runs_as_an_unprivileged_user(image):
     user = docker("image", "inspect", "-f", "{{.Config.User}}", image).strip()
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     assert python(image, "import os; print(os.getuid())").strip() == user.partition(":")[0]
 
 
-def test_only_data_folders_are_writable(image: str) -> None:
+def test_only_data_folders_are_writable(image):
     writable = set(python(image, WRITABLE).split())
     data = {"/var/lib/airflow", "/var/lib/confide", "/var/lib/confide-seeds"}
     data |= {"/var/lib/confide-cluster"}  # the mount of the Ray cluster's secrets, for a volume
@@ -115,7 +115,7 @@ def bill_of(image: str) -> dict[str, Any]:
     return bill
 
 
-def test_bill_of_materials_lists_every_package(image: str) -> None:
+def test_bill_of_materials_lists_every_package(image):
     """The bill lists exactly the locked packages with their digests and the Debian packages."""
     name = image.partition(":")[0].removeprefix("confide-")
     lock = {"airflow": "orchestrator"}.get(name, name)
@@ -136,7 +136,7 @@ def test_bill_of_materials_lists_every_package(image: str) -> None:
     assert {(c["name"], c["version"]) for c in packages} == debian
 
 
-def test_bill_of_materials_states_the_base_image(image: str) -> None:
+def test_bill_of_materials_states_the_base_image(image):
     label = '{{index .Config.Labels "org.opencontainers.image.base.name"}}'
     base = docker("image", "inspect", "-f", label, image).strip()
     properties = {p["name"]: p["value"] for p in bill_of(image)["metadata"]["properties"]}
@@ -145,7 +145,7 @@ def test_bill_of_materials_states_the_base_image(image: str) -> None:
     assert properties["confide:base-digest"] == (digest or "unknown: the build was told a tag only")
 
 
-def test_image_contains_no_secret(image: str) -> None:
+def test_image_contains_no_secret(image):
     assert python(image, SCAN, "--user=0").strip() == ""
     settings = json.loads(docker("image", "inspect", image))[0]["Config"]
     names = [variable.partition("=")[0] for variable in settings["Env"]]
@@ -154,7 +154,7 @@ def test_image_contains_no_secret(image: str) -> None:
     assert not re.search(r"PASSWORD=|SECRET=|TOKEN=", history)
 
 
-def test_image_contains_no_secret_of_this_deployment(image: str) -> None:
+def test_image_contains_no_secret_of_this_deployment(image):
     env = ROOT / ".env"
     if not env.exists():
         pytest.skip("SKIPPED: no .env here to look for")
@@ -165,7 +165,7 @@ def test_image_contains_no_secret_of_this_deployment(image: str) -> None:
     assert not [value for value in secrets if value in text]
 
 
-def test_scan_finds_a_planted_secret(tmp_path: Path) -> None:
+def test_scan_finds_a_planted_secret(tmp_path):
     planted = tmp_path / "settings.py"
     planted.write_text("URL = 'postgresql://somebody:hunter22@db/x'\n")
     tmp_path.chmod(0o755)
@@ -183,7 +183,7 @@ def test_scan_finds_a_planted_secret(tmp_path: Path) -> None:
         ("storage-emulator", ["tensorflow", "airflow", "mlflow", "dp_core"]),
     ],
 )
-def test_image_contains_no_package_of_other_environments(name: str, without: list[str]) -> None:
+def test_image_contains_no_package_of_other_environments(name, without):
     program = f"""
 from importlib.util import find_spec
 def there(name):
@@ -203,7 +203,7 @@ print([name for name in {without} if there(name)])
         ("mlflow", "mlflow"),
     ],
 )
-def test_bytecode_is_compiled(name: str, module: str) -> None:
+def test_bytecode_is_compiled(name, module):
     program = f"import importlib.util as u; print(u.find_spec({module!r}).cached)"
     cached = python(f"confide-{name}:{TAG}", program).strip()
     exists = f"import os; print(os.path.exists({cached!r}))"
@@ -211,7 +211,7 @@ def test_bytecode_is_compiled(name: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["task", "airflow"])
-def test_change_of_code_reuses_the_environment_layer(name: str, tmp_path: Path) -> None:
+def test_change_of_code_reuses_the_environment_layer(name, tmp_path):
     for place in ("dags", "dp_core", "tasks", "docker", "requirements"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / place, tmp_path / place, ignore=ignored)
@@ -237,7 +237,7 @@ def test_change_of_code_reuses_the_environment_layer(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["task", "airflow"])
-def test_code_is_in_small_separate_layers(name: str) -> None:
+def test_code_is_in_small_separate_layers(name):
     words = ["history", "--human=false", "--format={{.Size}} {{.CreatedBy}}"]
     layers = docker(*words, f"confide-{name}:{TAG}").splitlines()  # newest first
     part = "/opt/confide/environment /"
@@ -253,7 +253,7 @@ def container() -> Iterator[str]:
     completed("docker", "rm", "-f", name)
 
 
-def test_first_process_forwards_sigterm(container: str) -> None:
+def test_first_process_forwards_sigterm(container):
     program = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143));"
         " print('ready', flush=True); time.sleep(60)"

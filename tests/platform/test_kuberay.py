@@ -24,7 +24,7 @@ def pod(name: str) -> dict[str, Any]:
     return spec
 
 
-def test_groups_are_a_head_and_workers_for_every_device() -> None:
+def test_groups_are_a_head_and_workers_for_every_device():
     assert (CLUSTER["apiVersion"], CLUSTER["kind"]) == ("ray.io/v1", "RayCluster")
     assert list(GROUPS) == ["head", "cpu", "gpu", "tpu"]
     assert GROUPS["head"]["rayStartParams"]["num-cpus"] == "0"
@@ -37,7 +37,7 @@ def test_groups_are_a_head_and_workers_for_every_device() -> None:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_every_member_uses_the_variables_of_token_and_tls(name: str, tmp_path: Path) -> None:
+def test_every_member_uses_the_variables_of_token_and_tls(name, tmp_path):
     make_secrets(tmp_path)
     expected = member_environment(tmp_path, tmp_path, "10.0.0.1")
     (container,) = pod(name)["containers"]
@@ -55,7 +55,7 @@ def test_every_member_uses_the_variables_of_token_and_tls(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_members_have_no_seed_no_ledger_and_no_root_rights(name: str) -> None:
+def test_members_have_no_seed_no_ledger_and_no_root_rights(name):
     assert not re.search("seed|ledger|mlflow|tracking|keys", str(pod(name)), re.I)
     assert pod(name)["securityContext"]["runAsNonRoot"] is True
     for container in (*pod(name)["containers"], *pod(name)["initContainers"]):

@@ -120,9 +120,7 @@ def here(served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deploy
     return deployment
 
 
-def test_step_user_can_log_and_register_models(
-    served: str, here: Deployment, tmp_path: Path
-) -> None:
+def test_step_user_can_log_and_register_models(served, here, tmp_path):
     weights = tmp_path / "weights"
     weights.write_text("w")
     log = EventLog.of(here.events, IDENTITY)
@@ -140,7 +138,7 @@ def test_step_user_can_log_and_register_models(
     assert len(client.list_artifacts(run.info.run_id, "model")) == 1
 
 
-def test_duplicate_run_that_cannot_be_deleted_is_ignored(served: str, here: Deployment) -> None:
+def test_duplicate_run_that_cannot_be_deleted_is_ignored(served, here):
     client = MlflowClient(served)
     experiment = client.get_experiment_by_name(OPERATOR).experiment_id
     key = IDENTITY.key("parent")
@@ -153,7 +151,7 @@ def test_duplicate_run_that_cannot_be_deleted_is_ignored(served: str, here: Depl
     assert len(runs) == 1
 
 
-def test_step_user_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_user_is_no_admin(served, monkeypatch):
     speak_as(STEPS, monkeypatch)
     client, users = MlflowClient(served), users_of(served)
     assert {e.name for e in client.search_experiments()} == {PUBLIC, OPERATOR}
@@ -171,7 +169,7 @@ def test_step_user_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> 
             attempt()
 
 
-def test_admin_is_refused_as_step_user(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admin_is_refused_as_step_user(served, monkeypatch):
     speak_as(ADMIN, monkeypatch)
     users = users_of(served)
     users.update_user_admin(STEPS[0], True)

@@ -5,8 +5,6 @@ synchronised without fixed delays: the object store is paused while shards are c
 is killed while its host process computes an update.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import subprocess
@@ -35,6 +33,7 @@ SPECS = job_steps(
             "synthetic_patients": 1500,
             "declared_units": 1500,
             "vocabulary_source": "private",
+            "nonprivate": False,
             "corpus_shards": SHARDS,
             "data_version": f"ray-{uuid.uuid4().hex[:8]}",
         }
@@ -191,13 +190,11 @@ def test_step_and_worker_were_killed_during_the_count(killed: dict[str, int]) ->
     assert killed["workers left"] == 1
 
 
-def test_vocabulary_is_charged_once(cluster: Cluster, killed: dict[str, int]) -> None:
+def test_vocabulary_is_charged_once(cluster, killed):
     assert cluster.charged(SPECS["vocabulary"]) == [["settled"]]
 
 
-def test_vocabulary_has_the_bytes_of_a_run_in_process(
-    cluster: Cluster, killed: dict[str, int]
-) -> None:
+def test_vocabulary_has_the_bytes_of_a_run_in_process(cluster, killed):
     spec = SPECS["vocabulary"]
     on_ray = cluster.checksums(spec)
     assert "words.json" in on_ray
@@ -207,9 +204,7 @@ def test_vocabulary_has_the_bytes_of_a_run_in_process(
     assert cluster.charged(spec) == [["settled"]]
 
 
-def test_worker_killed_during_an_update_is_replaced_and_the_job_ends(
-    cluster: Cluster, killed: dict[str, int]
-) -> None:
+def test_worker_killed_during_an_update_is_replaced_and_the_job_ends(cluster, killed):
     """All other steps of the job follow, with the private training on two hosts."""
     cluster.up()  # including the killed worker
     done = {"budget", "private_corpus", "vocabulary"}
@@ -227,7 +222,7 @@ def test_worker_killed_during_an_update_is_replaced_and_the_job_ends(
         assert cluster.charged(spec) == [["settled"]]
 
 
-def test_files_of_ray_contain_no_private_text(cluster: Cluster, killed: dict[str, int]) -> None:
+def test_files_of_ray_contain_no_private_text(cluster, killed):
     output = SPECS["vocabulary"].output.replace("store://", "store/")
     (words,) = cluster.read(f"{output}/words.json")
     long = [word for word in words if len(word) > 8 and word.isalpha()][:40]
@@ -238,7 +233,7 @@ def test_files_of_ray_contain_no_private_text(cluster: Cluster, killed: dict[str
         assert docker("exec", container, "sh", "-c", find) == ""
 
 
-def test_workers_have_no_seed_and_no_key(cluster: Cluster) -> None:
+def test_workers_have_no_seed_and_no_key(cluster):
     (worker, *_) = cluster.workers()
     folders = "/var/lib/confide-seeds /var/lib/confide/keys"
     assert docker("exec", worker, "sh", "-c", f"ls -A {folders} | grep json || true") == ""

@@ -81,17 +81,17 @@ def restored(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         ("mlflow_auth", "select username, password_hash from users order by 1"),
     ],
 )
-def test_restored_databases_are_identical(restored: Path, database: str, query: str) -> None:
+def test_restored_databases_are_identical(restored, database, query):
     assert rows(query, database, restored, RESTORED) == rows(query, database, restored, PROJECT)
 
 
-def test_restored_seeds_are_identical_and_private(restored: Path) -> None:
+def test_restored_seeds_are_identical_and_private(restored):
     listing = seeds(restored, RESTORED)
     assert listing == seeds(restored, PROJECT)
     assert ". 700 10001\n" in listing
 
 
-def test_restored_ledger_can_be_read_by_a_step(restored: Path) -> None:
+def test_restored_ledger_can_be_read_by_a_step(restored):
     """The ledger's user, with the password of the stack, owns tables and rows."""
     assert int(rows("select count(*) from entries", "ledger", restored, RESTORED)) >= 2
     ask = "docker compose run --rm --no-deps -T prepare -m tasks.cli ledger --json"

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from child_processes import completed
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +65,7 @@ def run_script(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[
     return completed(sys.executable, SCRIPT, "confide-task", "--dpkg", status, *words)
 
 
-def test_bill_lists_debian_packages_and_the_base_image(tmp_path: Path) -> None:
+def test_bill_lists_debian_packages_and_the_base_image(tmp_path):
     answer = run_script(tmp_path, "--base", f"python:3.11-slim-bookworm@{DIGEST}")
     bill = json.loads(answer.stdout)
     assert faults(bill) == []
@@ -77,13 +76,13 @@ def test_bill_lists_debian_packages_and_the_base_image(tmp_path: Path) -> None:
     assert properties["confide:base-digest"] == DIGEST
 
 
-def test_bill_is_reproducible_and_marks_a_base_without_digest_as_unknown(tmp_path: Path) -> None:
+def test_bill_is_reproducible_and_marks_a_base_without_digest_as_unknown(tmp_path):
     first, again, other = (run_script(tmp_path, "--base", base).stdout for base in "aab")
     assert first == again != other
     assert "unknown: the build was told a tag only" in first
 
 
-def test_every_pin_has_all_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pin_has_all_digests(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import sbom  # type: ignore[import-not-found]  # a script of docker/
 
@@ -98,7 +97,7 @@ def test_every_pin_has_all_digests(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(len(p["hashes"]) for p in parts) == text.count("--hash=sha256:")
 
 
-def test_environment_that_differs_from_its_lock_gets_no_bill(tmp_path: Path) -> None:
+def test_environment_that_differs_from_its_lock_gets_no_bill(tmp_path):
     lock = tmp_path / "lock.txt"
     lock.write_text(LOCK)
     answer = run_script(tmp_path, "--base", "a", "--lock", lock)
@@ -107,7 +106,7 @@ def test_environment_that_differs_from_its_lock_gets_no_bill(tmp_path: Path) -> 
     assert "some-thing: locked 2.0, installed not" in answer.stderr
 
 
-def test_format_check_detects_faults(tmp_path: Path) -> None:
+def test_format_check_detects_faults(tmp_path):
     bill = json.loads(run_script(tmp_path, "--base", "a").stdout)
     bill["components"] *= 2
     bill["components"][0]["hashes"] = [{"alg": "SHA-256", "content": "no"}]

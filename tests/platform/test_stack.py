@@ -14,7 +14,6 @@ import pytest
 from child_processes import completed, wait_for
 from running_stack import (
     DISTURBED,
-    FOUND,
     LONGEST,
     PROJECT,
     ROOT,
@@ -29,8 +28,6 @@ from running_stack import (
 pytestmark = on_the_stack("compose is NOT tried")
 
 COURIER = 60  # seconds between deliveries
-# A skipped instance of a mapped task has the index of its model, of three, in place of its name.
-OPTIONAL = {f"{audit} · {index}" for audit in ("membership", "audit") for index in range(3)}
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +55,13 @@ def run(stack: Stack, started: str) -> str:
 # --- during the run
 
 
-def test_airflow_and_mlflow_refuse_access_without_a_password(stack: Stack) -> None:
+def test_airflow_and_mlflow_refuse_access_without_a_password(stack):
     assert refused(lambda: stack.call(f"{stack.airflow}/api/v2/dags"))[0] == 401
     search = f"{stack.mlflow}/api/2.0/mlflow/experiments/search"
     assert refused(lambda: stack.call(search, {"max_results": 1}))[0] == 401
 
 
-def test_mlflow_refuses_foreign_host_names(stack: Stack) -> None:
+def test_mlflow_refuses_foreign_host_names(stack):
     request = urllib.request.Request(stack.mlflow, headers={"Host": "evil.example"})  # noqa: S310
     assert refused(lambda: urllib.request.urlopen(request, timeout=30))[0] == 403  # noqa: S310
 
@@ -72,13 +69,13 @@ def test_mlflow_refuses_foreign_host_names(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("noise_multiplier", -1), ("device", "abacus"), ("layers", "two")]
 )
-def test_invalid_value_is_refused_with_its_reason(stack: Stack, setting: str, value: Any) -> None:
+def test_invalid_value_is_refused_with_its_reason(stack, setting, value):
     status, words = refused(lambda: stack.trigger("dp_bert", {**TINY, setting: value}))
     assert status == 400
     assert setting in words
 
 
-def test_network_of_the_steps_has_no_internet_access(stack: Stack) -> None:
+def test_network_of_the_steps_has_no_internet_access(stack):
     program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
     words = ["run", "--rm", f"--network={PROJECT}_steps", f"confide-task:{TAG}", "-c", program]
     answer = completed("docker", *words)
@@ -86,7 +83,7 @@ def test_network_of_the_steps_has_no_internet_access(stack: Stack) -> None:
     assert "OSError" in answer.stderr or "timed out" in answer.stderr
 
 
-def test_step_cannot_reach_airflow_or_its_database(stack: Stack) -> None:
+def test_step_cannot_reach_airflow_or_its_database(stack):
     program = """
 import os, socket, sqlalchemy
 try:
@@ -111,9 +108,7 @@ print("reached the ledger")
 # --- results of the run
 
 
-def test_undisturbed_job_has_identical_results_without_a_charge(
-    stack: Stack, before: list[list[str]], run: str
-) -> None:
+def test_undisturbed_job_has_identical_results_without_a_charge(stack, before, run):
     """The job after the faults made every result again, with identical bits."""
     if not DISTURBED.exists():
         pytest.skip("SKIPPED: no job was disturbed before this one")
@@ -127,18 +122,15 @@ def test_undisturbed_job_has_identical_results_without_a_charge(
     assert before == disturbed["paid"]
 
 
-def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None:
+def test_every_requested_step_ran_in_a_container(stack, run):
     tasks = stack.tasks("dp_bert", run)
-    skipped = {name for name, task in tasks.items() if task["state"] == "skipped"}
-    first = {"checkpoint", "phrases", "written_text", "phrases_store", "phrases_pretraining"}
-    assert skipped == first | OPTIONAL
-    assert {t["state"] for name, t in tasks.items() if name not in skipped} == {"success"}
-    others = {"settings", "trainings", "models", "fine_tunings", "measured", "outcome", FOUND}
-    assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == others
+    assert {task["state"] for task in tasks.values()} == {"success"}
+    others = {"settings", "starts", "trainings", "measurements", "outcome"}
+    assert tasks.keys() - stack.steps("dp_bert", run).keys() == others
     assert step_containers(run) == []
 
 
-def test_results_are_in_the_bucket_and_releases_in_the_ledger(stack: Stack, run: str) -> None:
+def test_results_are_in_the_bucket_and_releases_in_the_ledger(stack, run):
     assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
     output = stack.outputs("dp_bert", run)["report"]
     objects = stack.objects(output)
@@ -146,7 +138,7 @@ def test_results_are_in_the_bucket_and_releases_in_the_ledger(stack: Stack, run:
     assert [name for name in objects if name.endswith(".html")]
 
 
-def test_repeated_job_costs_nothing(stack: Stack, run: str, before: list[list[str]]) -> None:
+def test_repeated_job_costs_nothing(stack, run, before):
     """`docker/ci` has run the browser's job with the same settings before."""
     others = [r for r in stack.runs("dp_bert") if r["dag_run_id"] != run]
     if not others[DISTURBED.exists() :]:  # the results of the disturbed job were deleted
@@ -155,7 +147,7 @@ def test_repeated_job_costs_nothing(stack: Stack, run: str, before: list[list[st
     assert stack.ledger("select * from entries order by 1") == before
 
 
-def test_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
+def test_unknown_setting_is_refused_by_the_first_task(stack):
     """Airflow accepts unknown keys of a run's conf."""
     run = stack.trigger("dp_bert", {**TINY, "noise_multiplyer": 2.0})
     assert stack.wait("dp_bert", run, LONGEST) == "failed"
@@ -167,7 +159,7 @@ def test_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
     assert {t["state"] for n, t in tasks.items() if n not in decided} == {"upstream_failed"}
 
 
-def test_cancelled_run_leaves_no_container_running(stack: Stack) -> None:
+def test_cancelled_run_leaves_no_container_running(stack):
     """The button "mark as failed" does the same."""
     run = stack.trigger("dp_bert", {**TINY, "data_version": "cancelled"})
     wait_for(lambda: step_containers(run), LONGEST, pause=0.5)
@@ -176,7 +168,7 @@ def test_cancelled_run_leaves_no_container_running(stack: Stack) -> None:
     wait_for(lambda: not step_containers(run), pause=0.5)
 
 
-def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
+def test_mlflow_has_the_run_with_its_epsilon(stack, run):
     runs = stack.tracked(run)
     assert len(runs) == stack.expected_runs(run)
     metrics = {
@@ -255,9 +247,7 @@ def probe(stack: Stack, task: str) -> dict[str, str]:
     return {name: rest for name, _, rest in lines}
 
 
-def test_step_that_reads_files_has_no_seed_and_cannot_write_the_ledger(
-    stack: Stack, run: str
-) -> None:
+def test_step_that_reads_files_has_no_seed_and_cannot_write_the_ledger(stack, run):
     abilities = probe(stack, "private_corpus")
     assert "digests" in abilities
     assert abilities["seeds"] == "False"  # the empty folder of the image
@@ -269,7 +259,7 @@ def test_step_that_reads_files_has_no_seed_and_cannot_write_the_ledger(
     assert abilities["users"] == "refused HTTPError"
 
 
-def test_probe_detects_seeds_and_ledger_access_of_a_charging_step(stack: Stack, run: str) -> None:
+def test_probe_detects_seeds_and_ledger_access_of_a_charging_step(stack, run):
     abilities = probe(stack, "vocabulary")
     assert (abilities["seeds"], abilities["ledger"], abilities["write"]) == ("True", "True", "done")
     assert abilities["users"] == "refused HTTPError"  # no step is an admin of MLflow

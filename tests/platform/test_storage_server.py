@@ -53,7 +53,7 @@ def _holding(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file() and NOTE in file.read_bytes()]
 
 
-def test_deleted_object_is_removed_from_the_disk(tmp_path: Path) -> None:
+def test_deleted_object_is_removed_from_the_disk(tmp_path):
     with serving(tmp_path) as address:
         upload = f"{address}/upload/storage/v1/b/notes/o?uploadType=media&name=a.txt"
         for _ in range(2):  # the second upload replaces the first
@@ -63,9 +63,7 @@ def test_deleted_object_is_removed_from_the_disk(tmp_path: Path) -> None:
         assert _holding(tmp_path) == []
 
 
-def test_large_object_is_transferred_in_parts_and_ranges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_object_is_transferred_in_parts_and_ranges(tmp_path, monkeypatch):
     """The real client writes each part once and reads only the requested ranges."""
     large, copy = tmp_path / "large", tmp_path / "copy"
     with large.open("wb") as stream:
@@ -87,7 +85,7 @@ def test_large_object_is_transferred_in_parts_and_ranges(
         assert kept == []
 
 
-def test_deleted_and_partial_files_are_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_deleted_and_partial_files_are_removed_at_the_next_start(tmp_path):
     aside = tmp_path / "objects" / "_softdelete" / "notes" / "abc"
     aside.parent.mkdir(parents=True)
     aside.write_bytes(NOTE)

@@ -54,7 +54,7 @@ def plant(project: Path, name: str, planted: str, test: str) -> None:
         file.write(BUG.format(name=name, planted=planted, test=test))
 
 
-def test_every_room_has_planted_bugs_with_a_reason() -> None:
+def test_every_room_has_planted_bugs_with_a_reason():
     bugs = mutants.load(CHECKOUT)
     assert len(bugs) >= 80
     rooms = Counter(mutant.room for mutant in bugs)
@@ -64,7 +64,7 @@ def test_every_room_has_planted_bugs_with_a_reason() -> None:
     assert all(mutant.why for mutant in bugs)
 
 
-def test_example_of_contributing_page_is_a_planted_bug() -> None:
+def test_example_of_contributing_page_is_a_planted_bug():
     page = (CHECKOUT / "CONTRIBUTING.md").read_text()
     (example,) = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["bug"]
     named = {mutant.name: mutant for mutant in mutants.load(CHECKOUT)}
@@ -82,14 +82,7 @@ def test_example_of_contributing_page_is_a_planted_bug() -> None:
         ("3 * x", "test_that_is_not_there", 1, "COULD NOT RUN THE TESTS"),
     ],
 )
-def test_bug_that_no_test_detects_fails_the_run(
-    project: Path,
-    capsys: pytest.CaptureFixture[str],
-    planted: str,
-    test: str,
-    code: int,
-    word: str,
-) -> None:
+def test_bug_that_no_test_detects_fails_the_run(project, capsys, planted, test, code, word):
     plant(project, "triples", planted, test)
     assert mutants.main(["--workers", "1"]) == code
     output = capsys.readouterr().out
@@ -97,18 +90,14 @@ def test_bug_that_no_test_detects_fails_the_run(
     assert (project / "code_under_test.py").read_text() == CODE
 
 
-def test_failing_test_without_planted_bug_fails_the_run(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failing_test_without_planted_bug_fails_the_run(project, capsys):
     (project / "test_it.py").write_text(TESTS.replace("== 6", "== 7"))
     plant(project, "triples", "3 * x", "test_it_doubles")
     assert mutants.main(["--workers", "1"]) == 1
     assert "without any bug" in capsys.readouterr().out
 
 
-def test_bug_that_cannot_be_planted_is_named(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bug_that_cannot_be_planted_is_named(project, capsys):
     plant(project, "gone", "3 * x", "test_it_doubles")
     (project / "code_under_test.py").write_text(CODE.replace("2 * x", "x + x"))
     assert mutants.main([]) == 1
@@ -126,21 +115,19 @@ def test_bug_that_cannot_be_planted_is_named(
         ({"file": "gone.py"}, "there is no gone.py"),
     ],
 )
-def test_stale_bug_is_reported_with_its_reason(
-    project: Path, change: dict[str, object], word: str
-) -> None:
+def test_stale_bug_is_reported_with_its_reason(project, change, word):
     bug = mutants.Mutant("room", "bug", "code_under_test.py", "2 * x", "3 * x", ("test_it.py",), "")
     assert mutants.stale(project, bug) == ""
     assert word in mutants.stale(project, replace(bug, **change))
 
 
-def test_only_chooses_a_room_or_bugs_by_name() -> None:
+def test_only_chooses_a_room_or_bugs_by_name():
     bugs = [mutants.Mutant(r, f"{r} {n}", "", "", "", (), "") for r in "ab" for n in range(7)]
     assert len(mutants.chosen(bugs, "a")) == 7
     assert [bug.name for bug in mutants.chosen(bugs, "b 3")] == ["b 3"]
 
 
-def test_shares_of_consecutive_days_contain_every_item() -> None:
+def test_shares_of_consecutive_days_contain_every_item():
     days = [date(2026, 12, 31) + timedelta(days=n) for n in range(3)]
     shares = [share_of(range(14), numbered("today/3", day)) for day in days]
     assert sorted(item for share in shares for item in share) == list(range(14))

@@ -1,7 +1,5 @@
 """Fixtures of the step tests: deployments, a tracker and storage."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A released model with its ledger entries and its statement, as a job would have left it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

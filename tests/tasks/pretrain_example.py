@@ -1,7 +1,5 @@
 """A pre-training step with all its inputs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

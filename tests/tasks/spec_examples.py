@@ -1,7 +1,5 @@
 """The smallest valid specs, of which tests change some fields, and a function that runs them."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from tasks.execution import contract

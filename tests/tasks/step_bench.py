@@ -1,7 +1,5 @@
 """Steps without a tracker: contexts with given inputs, and a chain of steps that uses them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

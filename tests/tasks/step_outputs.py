@@ -1,7 +1,5 @@
 """Outputs of steps as a job leaves them, for tests that begin in the middle of a job."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Sequence

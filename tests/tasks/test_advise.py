@@ -22,7 +22,7 @@ from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
-from tasks.releases import training_advice
+from tasks.releases import charge, training_advice
 from tasks.releases.charge import planned_release, refuse_unfit_plans, register_plans
 from tasks.releases.training_advice import (
     PrivacyBudget,
@@ -233,9 +233,9 @@ def test_invalid_budget_or_settings_are_refused_in_one_line(
 
 
 def test_noise_above_the_maximum_of_the_setting_is_refused(monkeypatch):
-    monkeypatch.setattr(training_advice, "noise_for", lambda *arguments: 1000.1)
+    monkeypatch.setattr(charge, "noise_for", lambda *arguments: 1000.1)
     with pytest.raises(BadInput, match="takes 1000 at most: nothing"):
-        calibrated(SMALL, BUDGET)
+        calibrated(SMALL, PrivacyBudget(0.5, 1e-5))
 
 
 @pytest.mark.parametrize(

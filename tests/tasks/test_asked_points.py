@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +9,7 @@ from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS, specs
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.ledger import State
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks.context import StepContext
 from tasks.execution import asked_points
@@ -71,9 +68,7 @@ def of_kind(kind: type[StepSpec], steps: Steps) -> list[Any]:
     return [s for s in of_kind if kind is FinetuneSpec or s.charges]
 
 
-def test_cost_of_a_search_is_registered_before_the_first_point(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_cost_of_a_search_is_registered_before_the_first_point(ledger, deployment):
     planned = budget_of_run(SETTINGS).charged  # the plan that `ledger cost` shows
     assert [planned_release(spec).event for spec in planned] == [COSTLIEST] * 4
     assert len({spec.digest() for spec in planned}) == 4
@@ -99,9 +94,7 @@ def test_cost_of_a_search_is_registered_before_the_first_point(
         assert Need.CHARGING in spec.needs
 
 
-def test_each_training_descends_from_the_scores_that_chose_it(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_each_training_descends_from_the_scores_that_chose_it(ledger, deployment):
     done = list(run(deployment, asked_steps(SETTINGS, deployment)))
     trainings, tuned = of_kind(PretrainSpec, done), of_kind(FinetuneSpec, done)
     assert [spec.asked.number for spec in trainings] == [0, 1, 2, 3]
@@ -113,7 +106,7 @@ def test_each_training_descends_from_the_scores_that_chose_it(
     assert scores == [t.output for t in tuned]
 
 
-def test_total_of_a_later_point_includes_earlier_points(deployment: Deployment) -> None:
+def test_total_of_a_later_point_includes_earlier_points(deployment):
     context = StepContext.__new__(StepContext)
     context.store, context.releases = Store(deployment.store, deployment.cache), []
     result = StepResult(
@@ -130,8 +123,8 @@ def test_total_of_a_later_point_includes_earlier_points(deployment: Deployment) 
 
 @pytest.mark.parametrize("stopped_after", [1, 16])
 def test_stopped_search_resumes_and_repeated_search_reuses_all_results(
-    ledger: Ledger, deployment: Deployment, stopped_after: int
-) -> None:
+    ledger, deployment, stopped_after
+):
     begun = run(deployment, asked_steps(SETTINGS, deployment))
     first = [step for step, _ in zip(begun, range(stopped_after), strict=False)]
     begun.close()
@@ -152,7 +145,7 @@ def test_stopped_search_resumes_and_repeated_search_reuses_all_results(
     assert digests.isdisjoint(spec.digest() for spec in budget_of_run(SETTINGS).charged)
 
 
-def test_search_moves_towards_better_scores(ledger: Ledger, deployment: Deployment) -> None:
+def test_search_moves_towards_better_scores(ledger, deployment):
     free = ASKED | {"sweep_noise_multipliers": "2", "sweep_epochs": "1", "sweep_trials": 24}
     settings = SweepSettings.model_validate(free | {"delta": 1e-9})
     done = list(run(deployment, asked_steps(settings, deployment)))
@@ -164,7 +157,7 @@ def test_search_moves_towards_better_scores(ledger: Ledger, deployment: Deployme
     assert len(settled) == 1
 
 
-def test_search_refuses_scores_for_the_operator(ledger: Ledger, deployment: Deployment) -> None:
+def test_search_refuses_scores_for_the_operator(ledger, deployment):
     steps = run(deployment, asked_steps(SETTINGS, deployment), label="operator")
     with pytest.raises(BadInput, match="f1 is the operator's"):
         list(steps)
@@ -186,9 +179,7 @@ def test_search_refuses_scores_for_the_operator(ledger: Ledger, deployment: Depl
         ({"batches": {"first_batch_size": 30}}, "must be alike"),
     ],
 )
-def test_training_that_costs_more_than_its_charge_is_refused(
-    change: dict[str, Any], reason: str
-) -> None:
+def test_training_that_costs_more_than_its_charge_is_refused(change, reason):
     spec = asked_training(SETTINGS, SETTINGS.costliest, 0)
     assert spec.charged_as == spec
     content = spec.model_dump()
@@ -199,7 +190,7 @@ def test_training_that_costs_more_than_its_charge_is_refused(
 
 
 @pytest.mark.parametrize("clipping", ["flat", "automatic", "adaptive"])
-def test_no_proposed_training_costs_more_than_the_charge(clipping: str) -> None:
+def test_no_proposed_training_costs_more_than_the_charge(clipping):
     """With adaptive clipping, the compared σ includes the noise of the clipped counts."""
     settings = SweepSettings.model_validate(ASKED | {"clipping": clipping})
     charged = training_plan(asked_training(settings, settings.costliest, 0)).event()
@@ -229,13 +220,13 @@ def test_no_proposed_training_costs_more_than_the_charge(clipping: str) -> None:
         ),
     ],
 )
-def test_search_that_cannot_be_accounted_is_refused(wrong: dict[str, Any], reason: str) -> None:
+def test_search_that_cannot_be_accounted_is_refused(wrong, reason):
     search = {name: ASKED[name] for name in ("sweep_search", "sweep_trials")}
     with pytest.raises(ValidationError, match=reason):
         SweepSettings.model_validate(ASKED | wrong | {**search, **wrong})
 
 
-def test_training_outside_a_search_keeps_its_hash() -> None:
+def test_training_outside_a_search_keeps_its_hash():
     """A changed hash would charge the training again after an upgrade."""
     (spec,) = specs(PretrainSpec, **PUBLIC_LABELS)
     assert spec.asked is None and not {"asked", "after"} & spec.hashed().keys()
@@ -244,7 +235,7 @@ def test_training_outside_a_search_keeps_its_hash() -> None:
 
 
 @pytest.mark.parametrize("name", ["feature%2Fx", "why?", "Zürich #1"])
-def test_study_is_stored_in_a_home_folder_of_any_name(name: str, tmp_path: Path) -> None:
+def test_study_is_stored_in_a_home_folder_of_any_name(name, tmp_path):
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / name)})
     asked_points._study(SETTINGS, deployment)
     assert (tmp_path / name / STORAGE).stat().st_size > 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -8,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Confide
 from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
 
 from dp_core.audit.protocol import COIN_BOUND
@@ -83,8 +80,8 @@ def test_cased_model_without_matching_tokens_is_refused(confide, stranger, texts
 
 
 def test_membership_attack_separates_texts_and_a_stated_claim_sets_its_ceiling(
-    confide: Confide, stranger: Path, texts: list[str]
-) -> None:
+    confide, stranger, texts
+):
     answer = confide.json("audit", stranger, *texts)
     assert answer["verdict"] == "not audited"  # a fixed division of the texts cannot refute a claim
     (attacks,) = (record for record in answer["audits"] if record["key"] == "membership_given")
@@ -255,8 +252,8 @@ SECRET = "other7"
     ],
 )
 def test_invalid_canary_is_refused_without_quoting_its_text(
-    confide: Confide, stranger: Path, tmp_path: Path, lines: list[str], words: str
-) -> None:
+    confide, stranger, tmp_path, lines, words
+):
     code, out, err = confide("audit", stranger, "--canaries", lines_in(tmp_path, *lines))
     assert code == 2
     assert words in err

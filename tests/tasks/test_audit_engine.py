@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 
 import pytest
-from command_line import Confide
 
 from dp_core.privacy.execution_plan import ExecutionPlan
 
@@ -11,7 +8,7 @@ pytestmark = pytest.mark.usefixtures("at_home")
 SMALL = ["audit-engine", "--updates", "2", "--sampling-rate", "1"]
 
 
-def test_small_audit_is_consistent_and_states_its_power(confide: Confide):
+def test_small_audit_is_consistent_and_states_its_power(confide):
     words = ["--white-box-canaries", "400", "--black-box-canaries", "0", "--json"]
     code, out, _ = confide(*SMALL, *words)
     audit = json.loads(out)["white-box"]
@@ -23,7 +20,7 @@ def test_small_audit_is_consistent_and_states_its_power(confide: Confide):
     assert audit["null_alarms"] <= 10
 
 
-def test_contradicted_claim_fails_the_command(confide: Confide, monkeypatch):
+def test_contradicted_claim_fails_the_command(confide, monkeypatch):
     monkeypatch.setattr(ExecutionPlan, "gradient_noise_multiplier", lambda plan: 0.05)
     words = ["--epsilon", "1", "--white-box-canaries", "10000", "--black-box-canaries", "0"]
     code, out, err = confide(*SMALL, *words)
@@ -43,7 +40,7 @@ def test_contradicted_claim_fails_the_command(confide: Confide, monkeypatch):
         ("--white-box-canaries 0 --black-box-canaries 0", "nothing to audit"),
     ],
 )
-def test_invalid_audit_options_are_refused_in_one_line(confide: Confide, words, named):
+def test_invalid_audit_options_are_refused_in_one_line(confide, words, named):
     code, _, err = confide("audit-engine", *words.split())
     assert code == 2
     assert named in err

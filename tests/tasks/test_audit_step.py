@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -108,7 +106,7 @@ def test_audit_canaries_are_additional_units_with_distinct_keys(chain, tmp_path)
 # --- declared units
 
 
-def test_included_and_excluded_canaries_are_declared(chain: Chain) -> None:
+def test_included_and_excluded_canaries_are_declared(chain):
     """The canaries count in the plan's units, the sampling rate, the bound on δ and the charge."""
     spec = training(chain)
     plan, planned = training_plan(spec, 1), planned_release(spec)
@@ -141,7 +139,7 @@ def test_plan_with_another_number_of_canaries_is_refused_before_a_charge(chain, 
 # --- coins
 
 
-def test_training_reads_private_units_and_included_canaries(chain: Chain, trained: Trained) -> None:
+def test_training_reads_private_units_and_included_canaries(chain, trained):
     """The number of included canaries is not published."""
     model, context, (given,) = trained
     (train, canaries), coins = stores(chain), coins_of(chain, model)
@@ -153,7 +151,7 @@ def test_training_reads_private_units_and_included_canaries(chain: Chain, traine
     assert "seed" not in json.dumps(model.facts)
 
 
-def test_coins_are_bound_to_the_charge(chain: Chain, trained: Trained) -> None:
+def test_coins_are_bound_to_the_charge(chain, trained):
     """A repeated training has the same charge and coins; another charge has other coins."""
     model, _, _ = trained
     before = len(chain.ledger.history("notes"))
@@ -173,7 +171,7 @@ def test_coins_are_bound_to_the_charge(chain: Chain, trained: Trained) -> None:
 # --- the audit
 
 
-def test_audit_results_are_dp_and_readable_as_evidence(chain: Chain, trained: Trained) -> None:
+def test_audit_results_are_dp_and_readable_as_evidence(chain, trained):
     model, _, _ = trained
     answer, context = auditing(chain, model, "an audit")
     assert context.labels() == {
@@ -228,7 +226,7 @@ def test_coins_that_the_ledger_did_not_bind_are_refused(chain, trained, monkeypa
         auditing(chain, with_facts(model, audit=exchanged), "exchanged")
 
 
-def test_audit_without_its_canaries_is_refused(chain: Chain, trained: Trained) -> None:
+def test_audit_without_its_canaries_is_refused(chain, trained):
     rows, context = chain.inputs["audited rows"], chain.context("altered canaries")
     with pytest.raises(BadInput, match="held no audit canaries"):
         auditing(chain, chain.inputs["start"], "public")
@@ -242,7 +240,7 @@ def test_audit_without_its_canaries_is_refused(chain: Chain, trained: Trained) -
             audit_canaries_of(with_facts(rows, **wrong), context)
 
 
-def test_noise_seed_depends_on_the_canaries(chain: Chain) -> None:
+def test_noise_seed_depends_on_the_canaries(chain):
     spec, rows = training(chain), chain.inputs["audited rows"]
     words = chain.inputs["vocabulary"]
     plan: ExecutionPlan = training_plan(spec, 1)

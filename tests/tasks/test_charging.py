@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 import math
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +24,7 @@ def _draw(release: Charge) -> bytes:
     return release.seed.derive("noise")
 
 
-def test_retry_reuses_the_entry_and_the_noise(registered: Deployment) -> None:
+def test_retry_reuses_the_entry_and_the_noise(registered):
     first, again = charged(bench_of(registered)), charged(bench_of(registered))
     assert first.entry.id == again.entry.id
     assert _draw(first) == _draw(again)
@@ -37,9 +34,7 @@ def test_retry_reuses_the_entry_and_the_noise(registered: Deployment) -> None:
     assert len(Ledger.open(registered.ledger).history("notes")) == 1
 
 
-def test_changed_inputs_are_charged_as_a_new_release_with_a_new_seed(
-    registered: Deployment,
-) -> None:
+def test_changed_inputs_are_charged_as_a_new_release_with_a_new_seed(registered):
     first, other = charged(bench_of(registered), b"one"), charged(bench_of(registered), b"two")
     assert first.entry.id != other.entry.id
     assert _draw(first) != _draw(other)
@@ -47,7 +42,7 @@ def test_changed_inputs_are_charged_as_a_new_release_with_a_new_seed(
     assert charged(bench_of(registered), b"one").entry.id == first.entry.id
 
 
-def test_lost_seed_is_charged_as_new_release(registered: Deployment) -> None:
+def test_lost_seed_is_charged_as_new_release(registered):
     first = charged(bench_of(registered))
     for file in registered.seeds.iterdir():
         file.unlink()
@@ -56,7 +51,7 @@ def test_lost_seed_is_charged_as_new_release(registered: Deployment) -> None:
     assert _draw(again) != _draw(first)
 
 
-def test_seed_is_created_only_after_the_budget_admits_the_release(registered: Deployment) -> None:
+def test_seed_is_created_only_after_the_budget_admits_the_release(registered):
     event = PoissonGaussian.single(0.5, 0.5, 1000, unit=UNIT)
     with pytest.raises(BudgetExceeded):
         charged(bench_of(registered), event=event)
@@ -64,7 +59,7 @@ def test_seed_is_created_only_after_the_budget_admits_the_release(registered: De
     assert Ledger.open(registered.ledger).history("notes") == []
 
 
-def test_unregistered_data_set_is_refused(deployment: Deployment) -> None:
+def test_unregistered_data_set_is_refused(deployment):
     with pytest.raises(BadInput, match="confide ledger register"):
         charged(bench_of(deployment))
     with pytest.raises(BadInput, match="confide ledger register notes --public"):
@@ -80,9 +75,7 @@ def test_unregistered_data_set_is_refused(deployment: Deployment) -> None:
     "other",
     [{"dataset": "letters"}, {"unit": PrivacyUnit.DOCUMENT}, {"declared_units": 50}],
 )
-def test_charge_must_match_the_data_that_is_read(
-    registered: Deployment, other: dict[str, Any]
-) -> None:
+def test_charge_must_match_the_data_that_is_read(registered, other):
     ledger = Ledger.open(registered.ledger)
     ledger.register_dataset("letters", UNIT, 2.0, 1e-5)
     with pytest.raises(BadInput, match=next(iter(other))):
@@ -90,7 +83,7 @@ def test_charge_must_match_the_data_that_is_read(
     assert ledger.history("notes") == ledger.history("letters") == []
 
 
-def test_descendant_of_a_nonprivate_training_cannot_be_released(registered: Deployment) -> None:
+def test_descendant_of_a_nonprivate_training_cannot_be_released(registered):
     context = bench_of(registered)
     assert record_operator_use(context, NOTES).epsilon == math.inf
     before = Ledger.open(registered.ledger).history("notes")
@@ -99,7 +92,7 @@ def test_descendant_of_a_nonprivate_training_cannot_be_released(registered: Depl
     assert Ledger.open(registered.ledger).history("notes") == before
 
 
-def test_delta_of_the_inputs_counts_towards_the_limit(registered: Deployment) -> None:
+def test_delta_of_the_inputs_counts_towards_the_limit(registered):
     record = charged(bench_of(registered, "b" * 64)).settle(b"released")
     before = Ledger.open(registered.ledger).history("notes")
     context = bench_of(registered)
@@ -109,7 +102,7 @@ def test_delta_of_the_inputs_counts_towards_the_limit(registered: Deployment) ->
     assert Ledger.open(registered.ledger).history("notes") == before
 
 
-def test_settled_release_is_recorded_in_the_context_with_its_cost(registered: Deployment) -> None:
+def test_settled_release_is_recorded_in_the_context_with_its_cost(registered):
     context = bench_of(registered)
     record = charged(context).settle(b"released")
     assert context.releases == [record] and not operator_only(context.releases)
@@ -118,7 +111,7 @@ def test_settled_release_is_recorded_in_the_context_with_its_cost(registered: De
     assert PoissonGaussian.from_json(record.event).unit is UNIT
 
 
-def test_manifest_of_the_noise_contains_the_code_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_of_the_noise_contains_the_code_digest(monkeypatch):
     before = manifest(kind="vocabulary")
     assert json.loads(before)["code"]
     monkeypatch.setattr("tasks.releases.manifest.code_digest", lambda kind: "other")
@@ -126,14 +119,14 @@ def test_manifest_of_the_noise_contains_the_code_digest(monkeypatch: pytest.Monk
     assert manifest(kind="vocabulary", a=1) != manifest(kind="vocabulary", a=2)
 
 
-def test_reading_the_ledger_writes_no_entry(deployment: Deployment) -> None:
+def test_reading_the_ledger_writes_no_entry(deployment):
     ledger = refuse_unregistered(bench_of(deployment, made_up=True), MADE_UP)
     assert ledger.datasets() == {}
     with pytest.raises(BadInput, match="no privacy budget yet"):
         refuse_unregistered(bench_of(deployment), "ward")
 
 
-def test_step_without_access_to_seeds_can_create_none(deployment: Deployment) -> None:
+def test_step_without_access_to_seeds_can_create_none(deployment):
     assert deployment.holds_seeds
     environment = {"CONFIDE_HOME": str(deployment.home), "CONFIDE_SEEDS": WITHHELD}
     without = Deployment.from_environment(environment)
@@ -152,7 +145,7 @@ WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, n
 ROUNDED = WEIGHTS | {"b": np.nextafter(WEIGHTS["b"], np.float32(1))}
 
 
-def test_weights_that_differ_in_one_bit_are_refused(registered: Deployment) -> None:
+def test_weights_that_differ_in_one_bit_are_refused(registered):
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
     shutil.rmtree(registered.store, ignore_errors=True)
@@ -163,7 +156,7 @@ def test_weights_that_differ_in_one_bit_are_refused(registered: Deployment) -> N
         charged(bench_of(registered)).settle(weights_released(ROUNDED))
 
 
-def test_settled_release_without_a_digest_is_not_released_again(registered: Deployment) -> None:
+def test_settled_release_without_a_digest_is_not_released_again(registered):
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
     with create_engine(registered.ledger).begin() as db:
@@ -174,7 +167,7 @@ def test_settled_release_without_a_digest_is_not_released_again(registered: Depl
         first.settle(weights_released(WEIGHTS))
 
 
-def test_released_digest_depends_on_the_seed(registered: Deployment) -> None:
+def test_released_digest_depends_on_the_seed(registered):
     content = weights_released(WEIGHTS)
     records, marks = set(), set()
     for number in "ab":
@@ -186,7 +179,7 @@ def test_released_digest_depends_on_the_seed(registered: Deployment) -> None:
     assert content.hex() not in records
 
 
-def test_histogram_that_differs_in_a_word_or_count_is_refused(registered: Deployment) -> None:
+def test_histogram_that_differs_in_a_word_or_count_is_refused(registered):
     counts = {"pain": 41, "arm": 17}
     charged(bench_of(registered)).settle(counts_released(counts))
     charged(bench_of(registered)).settle(counts_released(dict(reversed(counts.items()))))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +26,7 @@ def content(place: CheckpointPlace, name: str) -> bytes:
         return path.read_bytes()
 
 
-def test_checkpoint_file_is_read_listed_replaced_and_deleted(place: CheckpointPlace) -> None:
+def test_checkpoint_file_is_read_listed_replaced_and_deleted(place):
     assert place.names() == []
     with pytest.raises(FileNotFoundError), place.read("a"):
         pass
@@ -43,7 +41,7 @@ def test_checkpoint_file_is_read_listed_replaced_and_deleted(place: CheckpointPl
     assert place.names() == ["b"]
 
 
-def test_failed_write_keeps_the_old_file(place: CheckpointPlace, tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(place, tmp_path):
     put(place, "a", b"old")
 
     def half(path: Path) -> None:
@@ -57,7 +55,7 @@ def test_failed_write_keeps_the_old_file(place: CheckpointPlace, tmp_path: Path)
     assert not (tmp_path / "scratch").exists()
 
 
-def test_missing_bucket_is_reported_in_one_line(bucket: str, tmp_path: Path) -> None:
+def test_missing_bucket_is_reported_in_one_line(bucket, tmp_path):
     root = "gs://no-such-bucket/x"
     place = StoredCheckpoints(Store(root, tmp_path), f"{root}/c", tmp_path / "scratch")
     with pytest.raises(ConfideError, match=r"^gs://no-such-bucket/x/c: checkpoint not written: "):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
+from tasks.commands.output import write_table
+from tasks.execution.run_job import Job, JobOutcome
 from tasks.protocol.job import budget_of_run
 from tasks.protocol.settings import JobSettings
 from tasks.releases.charge import plans_of
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.deployment import CHECKOUT, Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -245,6 +248,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
     ("words", "reason"),
     [
         (["run", "--set", "epochs=-1"], "epochs"),
+        (["run", "--set", "epochs=-1"], "Nothing was spent."),
         (["run", "--set", "xyzzy=1"], "unknown setting. Names: confide run --show-settings"),
         (["run", "--set", "noise_multiplyer=1"], "setting. Did you mean noise_multiplier? Names"),
         (["run", "--set", "target_epsilon=3"], "unknown setting. No setting holds the ε of a"),
@@ -290,10 +294,91 @@ def test_home_that_cannot_be_created_or_written_is_refused(
     assert "CONFIDE_HOME: " in err and f"cannot {reason}" in err
 
 
-def test_confide_without_a_command_prints_help(confide: Confide) -> None:
+def test_confide_without_a_command_lists_the_commands_by_task(confide: Confide) -> None:
     _, out, err = confide()
     assert "confide: Usage" not in out + err
-    assert "paper-table" in out + err
+    for task, verbs in cli.TASKS.items():
+        section = (out + err).partition(f"{task}:\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in section.splitlines()] == list(verbs)
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_every_command_shows_an_example_that_it_understands(confide: Confide, verb: str) -> None:
+    code, shown, _ = confide(verb, "--help")
+    examples = shown.partition("Example:\n")[2].splitlines()
+    assert code == 0 and examples and max(map(len, shown.splitlines())) <= 80
+    for example in examples:
+        name, *words = example.split()
+        assert (name, words[0]) == ("confide", verb)
+        assert confide(*words, "--help")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"),
+    [(["reprot"], "report"), (["run", "--prest"], "--preset"), (["ledger", "regster"], "register")],
+)
+def test_mistyped_command_or_option_gets_a_suggestion(
+    confide: Confide, words: list[str], suggestion: str
+) -> None:
+    assert f"'{suggestion}'" in confide.refused(*words)
+
+
+def test_version_is_that_of_the_project(confide: Confide) -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert confide("--version")[1] == f"confide {project['version']}\n"
+
+
+def test_shell_completion_offers_commands_and_options() -> None:
+    def completions(words: str, position: int) -> set[str]:
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(position)}
+        variables = os.environ | asked | {"_CONFIDE_COMPLETE": "bash_complete"}
+        done = completed(sys.executable, "-m", "tasks.cli", env=variables)
+        return set(done.stdout.split())
+
+    assert completions("confide e", 1) == {
+        f"plain,{verb}" for verb in ("epsilon", "errors", "evidence", "export")
+    }
+    assert completions("confide doctor --js", 2) == {"plain,--json"}
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_tables_break_lines_between_words_and_keep_every_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    """Rows of which the longest words do not fit next to each other become lists."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = ["a-name-of-twenty-four-xx", "add-or-remove-one", "reconstructed"]
+    columns = ["data set", "neighbours", "explanation", "ε"]
+    write_table("Title", columns, [[*words[:2], f"{words[2]} " * 9, 0.25]])
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    for word in [*words, *columns[1:], "0.25"]:
+        assert word in shown
+    assert shown.count("reconstructed") == 9
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_failed_run_states_whether_anything_was_spent(
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    def fails(job: Job, deployment: Deployment, watch: object) -> JobOutcome:
+        ledger = Ledger.open(deployment.ledger)
+        ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+        event, key = PoissonGaussian.single(0.01, 2.0, 10), job.run_key
+        planned = Entry("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=key)
+        (entry,) = ledger.register_plan([planned])
+        if released:
+            ledger.reserve(entry)
+        return JobOutcome(job, deployment.logs, exit_code=2, failed="pretrain: wrong")
+
+    monkeypatch.setattr(run_command, "run_job", fails)
+    monkeypatch.setattr(run_command, "send_all", lambda _: None)
+    code, _, err = confide("run")
+    assert code == 2
+    if released:
+        assert "releases that stay charged: 1. The same command continues it: confide run" in err
+    else:
+        assert err.endswith("confide: nothing was spent: the run has released nothing\n")
 
 
 def test_doctor_reports_faults_with_their_fix(
@@ -384,17 +469,19 @@ def test_faults_with_little_memory_read_no_source_file() -> None:
     assert (done.returncode, done.stderr) == (1, f"confide: {OUT_OF_MEMORY}\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_run_states_that_the_same_command_continues_it(
-    monkeypatch: pytest.MonkeyPatch, confide: Confide, at_home: None
+    monkeypatch: pytest.MonkeyPatch, confide: Confide, at_home: None, number: signal.Signals
 ) -> None:
     def stopped(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         time.sleep(5)
 
     monkeypatch.setattr(run_command, "run_job", stopped)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         confide("run")
-    assert ended.value.code == 143
-    assert "stopped by a signal. The same command continues" in confide.captured.readouterr().err
+    assert ended.value.code == 128 + number
+    err = confide.captured.readouterr().err
+    assert err == "confide: stopped. The same command continues the run: confide run\n"
     assert signal.getsignal(signal.SIGTERM) is before

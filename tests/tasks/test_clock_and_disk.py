@@ -1,18 +1,14 @@
-from __future__ import annotations
-
 import errno
 import itertools
 import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from dp_core.labels import Public
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
-from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter
 from tasks.storage import journal
 from tasks.tracking.event_log import EventLog, Identity, Tag
@@ -29,9 +25,7 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: true() + next(jumps))
 
 
-def test_metrics_are_delivered_once_in_order_under_a_jumping_clock(
-    tracked: Deployment, jumping: None
-) -> None:
+def test_metrics_are_delivered_once_in_order_under_a_jumping_clock(tracked, jumping):
     tracker = Tracker(tracked, IDENTITY)
     tracker.begin()
     for step in range(8):
@@ -50,9 +44,7 @@ def test_metrics_are_delivered_once_in_order_under_a_jumping_clock(
     assert EventLog.all(tracked.events) == []
 
 
-def test_ledger_orders_entries_by_number_under_a_jumping_clock(
-    tmp_path: Path, jumping: None
-) -> None:
+def test_ledger_orders_entries_by_number_under_a_jumping_clock(tmp_path, jumping):
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     ledger.register_made_up("notes")
     patient = PrivacyUnit.PATIENT
@@ -61,7 +53,7 @@ def test_ledger_orders_entries_by_number_under_a_jumping_clock(
     assert [entry.id for entry in ledger.history("notes")] == made
 
 
-def test_progress_intervals_use_a_monotonic_clock(jumping: None, capsys) -> None:
+def test_progress_intervals_use_a_monotonic_clock(jumping, capsys):
     report = StepProgressReporter("step")
     for done in range(1, 6):
         report(done, 5)
@@ -84,7 +76,7 @@ class TornDisk:
         return self._true(descriptor, content[: len(content) // 2])
 
 
-def test_half_written_event_is_removed_before_the_next(tmp_path: Path) -> None:
+def test_half_written_event_is_removed_before_the_next(tmp_path):
     log = EventLog.of(tmp_path, IDENTITY)
     log.append(Tag(name="a", value=""))
     with pytest.MonkeyPatch.context() as patch:
@@ -95,7 +87,7 @@ def test_half_written_event_is_removed_before_the_next(tmp_path: Path) -> None:
     assert [event.name for event in log.read()[0]] == ["a", "b"]
 
 
-def test_torn_last_line_is_ignored_and_removed(tmp_path: Path) -> None:
+def test_torn_last_line_is_ignored_and_removed(tmp_path):
     file = tmp_path / "lines.jsonl"
     journal.append(file, "1")
     with file.open("a") as stream:
@@ -108,14 +100,14 @@ def test_torn_last_line_is_ignored_and_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u0085", "\r"])
-def test_line_separators_in_names_do_not_split_events(tmp_path: Path, end: str) -> None:
+def test_line_separators_in_names_do_not_split_events(tmp_path, end):
     log = EventLog.of(tmp_path, IDENTITY)
     for _ in range(2):
         log.append(Tag(name=f"f1/a{end}b", value=""))
     assert [event.name for event in log.read()[0]] == [f"f1/a{end}b"] * 2
 
 
-def test_line_waiting_for_a_renamed_file_is_written_to_a_new_file(tmp_path: Path) -> None:
+def test_line_waiting_for_a_renamed_file_is_written_to_a_new_file(tmp_path):
     file = tmp_path / "lines.jsonl"
     journal.append(file, "1")
     waiting = threading.Thread(target=journal.append, args=(file, "2"))

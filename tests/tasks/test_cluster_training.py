@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -17,7 +15,6 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, State
 from tasks.results import read_result
-from tasks.runtime.deployment import Deployment
 from tasks.steps.training_files import StoredRows
 
 UPDATES = 40
@@ -26,7 +23,6 @@ UPDATES = 40
 def record(prepared: Prepared) -> dict[str, Any]:
     """Return the parts of a result that do not depend on rounding."""
     result = read_result(prepared.store(), prepared.spec.output)
-    assert result is not None
     facts = {n: v for n, v in result.facts.items() if n != "weights_digest"}
     return {  # `released`, too, is a digest of the weights
         "releases": [release.model_dump(exclude={"released"}) for release in result.releases],
@@ -52,9 +48,7 @@ def workers(prepared: Prepared) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_training_survives_killed_hosts_and_step_with_one_charge(
-    untracked: Deployment, tmp_path: Path
-) -> None:
+def test_training_survives_killed_hosts_and_step_with_one_charge(untracked, tmp_path):
     prepared = prepare(untracked, UPDATES)
     home, kept = prepared.deployment.home, tmp_path / "kept"
     ledger = Ledger.open(prepared.deployment.ledger)
@@ -97,9 +91,7 @@ def test_training_survives_killed_hosts_and_step_with_one_charge(
     assert not [left for left in home.glob("work/*") if left.is_dir()]
 
 
-def test_host_opens_only_rows_of_the_deployment_store(
-    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_host_opens_only_rows_of_the_deployment_store(untracked, monkeypatch, tmp_path):
     spec = prepare(untracked).spec
     monkeypatch.setenv("CONFIDE_HOME", str(untracked.home))
     monkeypatch.setenv("CONFIDE_STORE", untracked.store)

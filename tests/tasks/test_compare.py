@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -7,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Confide
 from step_outputs import publish
 
 from dp_core.labels import Label
@@ -66,9 +63,7 @@ def reports(at_home: None, deployment: Deployment, tmp_path: Path) -> Reports:
     return Reports(Store(deployment.store, deployment.cache), tmp_path / "made")
 
 
-def test_changed_settings_and_f1_difference_of_two_runs_are_shown(
-    reports: Reports, confide: Confide
-) -> None:
+def test_changed_settings_and_f1_difference_of_two_runs_are_shown(reports, confide):
     old = reports.add({"epochs": 2, "seed": 1}, {"With DP": 200, "Public text only": 100})
     new = reports.add({"epochs": 4, "seed": 1, "layers": 2}, {"With DP": 220})
     answer = confide.json("compare", "1", "0")
@@ -87,7 +82,7 @@ def test_changed_settings_and_f1_difference_of_two_runs_are_shown(
     assert "layers" in out and "seed" not in out.replace("seeds", "")
 
 
-def test_operator_sees_leakage_by_model_kind_and_epoch(reports: Reports, confide: Confide) -> None:
+def test_operator_sees_leakage_by_model_kind_and_epoch(reports, confide):
     def leakage(epoch: float | None, value: float) -> dict[str, Any]:
         row = {"model": "With DP", "level": "patient", "attack": "loss", "label": "operator"}
         return {**row, "epoch": epoch, "value": value, "interval": [0.0, 1.0]}
@@ -107,9 +102,7 @@ def test_operator_sees_leakage_by_model_kind_and_epoch(reports: Reports, confide
     assert "Membership" not in confide("compare", "1", "0")[1]
 
 
-def test_models_are_compared_with_the_first_of_their_run_or_of_their_name(
-    reports: Reports, confide: Confide
-) -> None:
+def test_models_are_compared_with_the_first_of_their_run_or_of_their_name(reports, confide):
     reports.add({}, {"Public text only": 200, "With DP": 200, "Without privacy": 280})
     differences = confide.json("compare", "0")["f1_differences"]
     assert [(entry["first"][1], entry["second"][1]) for entry in differences] == [
@@ -125,7 +118,7 @@ def test_models_are_compared_with_the_first_of_their_run_or_of_their_name(
     assert second["difference"] is None and "labels or model are private" in second["why_not"]
 
 
-def test_operator_figures_need_the_operator_option(reports: Reports, confide: Confide) -> None:
+def test_operator_figures_need_the_operator_option(reports, confide):
     reports.add({}, {"With DP": 200})
     shown, whole = (confide.json("compare", "0", *more) for more in ([], ["--operator"]))
     hidden, exposure = (answer["runs"][0]["models"]["With DP"]["bits"] for answer in (shown, whole))
@@ -136,9 +129,7 @@ def test_operator_figures_need_the_operator_option(reports: Reports, confide: Co
     )  # fmt: skip
 
 
-def test_unknown_run_is_refused_in_one_line(
-    reports: Reports, confide: Confide, tmp_path: Path
-) -> None:
+def test_unknown_run_is_refused_in_one_line(reports, confide, tmp_path):
     uri = reports.add({}, {"With DP": 200})
     (tmp_path / "old" / "report").mkdir(parents=True)
     old = f"store://report/{'a' * 16}"

@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,9 +81,7 @@ def case(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: Non
     return Case(deployment, monkeypatch)
 
 
-def test_result_is_written_last_and_states_outputs_metrics_and_facts(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_result_is_written_last_and_states_outputs_metrics_and_facts(case, capsys):
     seen: list[set[str]] = []
     write = Store.write
 
@@ -110,9 +105,7 @@ def test_result_is_written_last_and_states_outputs_metrics_and_facts(
     assert not case.left.exists()
 
 
-def test_finished_step_is_not_run_again_and_loses_the_work_folder_left_by_a_kill(
-    case: Case,
-) -> None:
+def test_finished_step_is_not_run_again_and_loses_the_work_folder_left_by_a_kill(case):
     assert case.run() == 0
     (case.left / "out").mkdir(parents=True)
     (case.left / "out" / "made.txt").write_text(SECRET)
@@ -124,7 +117,7 @@ def test_finished_step_is_not_run_again_and_loses_the_work_folder_left_by_a_kill
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_copy_of_the_source_is_removed_after_the_comparison(case: Case, changed: bool) -> None:
+def test_copy_of_the_source_is_removed_after_the_comparison(case, changed):
     def compares(spec: CanariesSpec, result: StepResult, context: StepContext) -> None:
         (context.durable / "source").write_text(SECRET)
         if changed:
@@ -139,7 +132,7 @@ def test_copy_of_the_source_is_removed_after_the_comparison(case: Case, changed:
     assert not list(case.deployment.work.rglob("source"))
 
 
-def test_result_with_missing_parts_is_made_again(case: Case) -> None:
+def test_result_with_missing_parts_is_made_again(case):
     missing = ["σ=1"]
     answer = {"table": 1, "missing": missing}
     case.does(lambda spec, context: StepOutput(outputs={}, facts=answer))
@@ -161,15 +154,12 @@ def test_result_with_missing_parts_is_made_again(case: Case) -> None:
         (OSError(28, "No space left on device", SECRET), 1),
     ],
 )
-def test_failure_is_one_line_with_an_exit_code_and_no_result(
-    case: Case, capsys: pytest.CaptureFixture[str], error: Exception, code: int
-) -> None:
+def test_failure_is_one_line_with_an_exit_code_and_no_result(case, capsys, error, code):
     case.fails(error)
     assert case.run() == code
     output = capsys.readouterr()
     (line,) = output.err.strip().splitlines()
     failed = Follower(case.deployment.home / "channel").look().failed
-    assert failed is not None
     assert f"confide: canaries: {failed.reason}" == line
     assert failed.exit_code == code
     assert SECRET not in output.err + output.out
@@ -189,10 +179,7 @@ def test_failure_is_one_line_with_an_exit_code_and_no_result(
         (contract.Stopped(), contract.STOPPED),
     ],
 )
-def test_tracking_on_a_full_disk_keeps_the_exit_code(
-    case: Case, error: BaseException, code: int
-) -> None:
-
+def test_tracking_on_a_full_disk_keeps_the_exit_code(case, error, code):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -202,7 +189,7 @@ def test_tracking_on_a_full_disk_keeps_the_exit_code(
     assert case.run() == code
 
 
-def test_retry_continues_in_the_same_work_folder(case: Case) -> None:
+def test_retry_continues_in_the_same_work_folder(case):
     def first(spec: CanariesSpec, context: StepContext) -> StepOutput:
         context.measure("epsilon", Public(1.0), 1)
         (context.durable / "checkpoint").write_text("half-way")
@@ -223,9 +210,7 @@ def test_retry_continues_in_the_same_work_folder(case: Case) -> None:
     assert not (case.output / "stale").exists()
 
 
-def test_invalid_spec_is_refused_with_the_reason(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_spec_is_refused_with_the_reason(case, capsys):
     whole = json.loads(case.spec.model_dump_json())
     for name, change, reason in (
         ("canaries", {"unknown": 1}, "unknown setting"),
@@ -238,9 +223,7 @@ def test_invalid_spec_is_refused_with_the_reason(
     assert contract.main("canaries", "/no/such/spec.json") == 2
 
 
-def test_private_input_cannot_be_used_as_made_up(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_private_input_cannot_be_used_as_made_up(case, capsys):
     private = case.spec_with(made_up=False)
     assert run(private) == 0
 
@@ -255,7 +238,7 @@ def test_private_input_cannot_be_used_as_made_up(
     assert run(case.spec_with(vocabulary_uri=f"{case.deployment.store}/none/0")) == 2
 
 
-def test_stopped_step_ends_at_once_and_leaves_no_result(case: Case, tmp_path: Path) -> None:
+def test_stopped_step_ends_at_once_and_leaves_no_result(case, tmp_path):
     (tmp_path / "spec.json").write_text(case.spec.model_dump_json())
     script = textwrap.dedent(
         f"""
@@ -277,7 +260,6 @@ def test_stopped_step_ends_at_once_and_leaves_no_result(case: Case, tmp_path: Pa
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline().strip() == "working"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)

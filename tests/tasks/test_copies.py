@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -46,7 +44,7 @@ def end_process(copies: Copies) -> None:
         os.close(descriptor)
 
 
-def test_unused_copy_is_deleted_after_a_week(tmp_path: Path) -> None:
+def test_unused_copy_is_deleted_after_a_week(tmp_path):
     process = Copies(tmp_path)
     process.copy("a", SIZE, filled("note"))
     used = Copies(tmp_path)
@@ -66,7 +64,7 @@ def test_unused_copy_is_deleted_after_a_week(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("[bc]*"))
 
 
-def test_half_of_a_failed_copy_is_not_used_and_is_deleted(tmp_path: Path) -> None:
+def test_half_of_a_failed_copy_is_not_used_and_is_deleted(tmp_path):
     def breaks(folder: Path) -> None:
         (folder / "text").write_text("half")
         raise OSError("the bucket went away")
@@ -80,7 +78,7 @@ def test_half_of_a_failed_copy_is_not_used_and_is_deleted(tmp_path: Path) -> Non
     assert cached(tmp_path) == {"a"}
 
 
-def test_copy_is_kept_while_its_process_runs(tmp_path: Path) -> None:
+def test_copy_is_kept_while_its_process_runs(tmp_path):
     training = Copies(tmp_path)
     folder = training.copy("a", SIZE, filled("note"))
     age_all(tmp_path)
@@ -99,7 +97,7 @@ def used(cache: Path, mark: str, seconds_ago: float) -> None:
     os.utime(cache / f"{mark}.lock", (last_used, last_used))
 
 
-def test_least_recently_used_copy_is_deleted_first(tmp_path: Path) -> None:
+def test_least_recently_used_copy_is_deleted_first(tmp_path):
     for mark, seconds in (("a", 20), ("b", 40), ("c", 30)):
         used(tmp_path, mark, seconds)
     Copies(tmp_path, bound=4 * SIZE).copy("d", SIZE, filled("d"))
@@ -111,7 +109,7 @@ def test_least_recently_used_copy_is_deleted_first(tmp_path: Path) -> None:
     Copies(tmp_path, bound=4 * SIZE).copy("a", SIZE, must_not_copy)
 
 
-def test_copy_in_use_is_kept_above_the_bound(tmp_path: Path) -> None:
+def test_copy_in_use_is_kept_above_the_bound(tmp_path):
     training = Copies(tmp_path, bound=SIZE)
     folder = training.copy("a", SIZE, filled("note"))
     with training.held("b", SIZE, filled("shard")) as shard:
@@ -124,14 +122,14 @@ def test_copy_in_use_is_kept_above_the_bound(tmp_path: Path) -> None:
     assert (folder / "text").read_text() == "note"
 
 
-def test_shards_read_in_turn_stay_within_the_bound(tmp_path: Path) -> None:
+def test_shards_read_in_turn_stay_within_the_bound(tmp_path):
     copies = Copies(tmp_path, bound=2 * SIZE)
     for number in range(10):
         with copies.held(f"shard{number}", SIZE, filled("x")):
             assert len(cached(tmp_path)) <= 2
 
 
-def test_unfinished_copy_counts_and_is_not_deleted(tmp_path: Path) -> None:
+def test_unfinished_copy_counts_and_is_not_deleted(tmp_path):
     def fill(folder: Path) -> None:
         program = (
             f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\n"
@@ -148,9 +146,7 @@ def test_unfinished_copy_counts_and_is_not_deleted(tmp_path: Path) -> None:
     assert cached(tmp_path) == {"a", "b"}
 
 
-def test_default_bound_is_half_of_the_free_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_bound_is_half_of_the_free_disk(tmp_path, monkeypatch):
     used(tmp_path, "a", 10)
     disk = SimpleNamespace(free=3 * SIZE)
     monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: disk)
@@ -166,13 +162,13 @@ def test_default_bound_is_half_of_the_free_disk(
     ("words", "expected"),
     [("", None), ("0", 0), ("123", 123), ("5k", 5 << 10), ("7M", 7 << 20), (" 2g", 2 << 30)],
 )
-def test_cache_bound_is_read_from_the_environment(words: str, expected: int | None) -> None:
+def test_cache_bound_is_read_from_the_environment(words, expected):
     assert bytes_from(words) == expected
     environment = {"CONFIDE_HOME": "/nonexist", "CONFIDE_CACHE_BYTES": words}
     assert Deployment.from_environment(environment).cache_bytes == expected
 
 
-def test_store_of_a_deployment_keeps_the_cache_bound(tmp_path: Path, bucket: str) -> None:
+def test_store_of_a_deployment_keeps_the_cache_bound(tmp_path, bucket):
     root = f"gs://{bucket}/{tmp_path.name}"
     environment = {
         "CONFIDE_HOME": str(tmp_path),
@@ -193,6 +189,6 @@ def test_store_of_a_deployment_keeps_the_cache_bound(tmp_path: Path, bucket: str
 
 
 @pytest.mark.parametrize("words", ["much", "-1", "1.5g", "10 %", "5gb"])
-def test_invalid_cache_bound_is_refused(words: str) -> None:
+def test_invalid_cache_bound_is_refused(words):
     with pytest.raises(BadInput, match=r"CONFIDE_CACHE_BYTES: .* is no number of bytes"):
         bytes_from(words)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +19,6 @@ from tasks.protocol.specs import CanariesSpec, ReportSpec
 from tasks.protocol.step_process import data_uri
 from tasks.report import job_results
 from tasks.results import Input
-from tasks.runtime.deployment import Deployment
 from tasks.steps import report_step
 
 EVENT = PoissonGaussian.single(0.1, 4.0, 3, unit=UNIT)
@@ -43,7 +40,7 @@ def ids(releases: Sequence[ReleaseRecord]) -> list[str]:
     return [release.ledger_id for release in releases]
 
 
-def test_released_phrases_count_in_the_total_without_a_training_that_uses_them() -> None:
+def test_released_phrases_count_in_the_total_without_a_training_that_uses_them():
     """With private_start=fresh, the report shows a model of phrases and a model without phrases."""
     settings = JobSettings(phrases_epsilon=1.0, private_start="fresh")
     trained = ([WORDS], [WORDS, PHRASES], [WORDS, TRAINED], [WORDS, USED])
@@ -56,7 +53,7 @@ def test_released_phrases_count_in_the_total_without_a_training_that_uses_them()
     assert ids(job_results.released_by(spec, points)) == ["words", "phrases", "trained"]
 
 
-def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> None:
+def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total():
     """A spec written by hand runs a private fine-tuning after a training without privacy."""
     point = Point(noise_multiplier=0, batch_size=0, epochs=1, baseline="nonprivate-training")
     outputs = {
@@ -85,9 +82,7 @@ def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> No
 @pytest.mark.parametrize(
     ("release", "label"), [(WORDS, Label.DP), (EXACT, Label.OPERATOR)], ids=["released", "exact"]
 )
-def test_parameter_counts_are_labelled_like_the_vocabulary_they_depend_on(
-    release: ReleaseRecord, label: Label
-) -> None:
+def test_parameter_counts_are_labelled_like_the_vocabulary_they_depend_on(release, label):
     """With exact counts, the number of parameters reveals the private size of the vocabulary."""
     plan = {
         "schedule": [{"steps": 1, "expected_batch": 8}], "declared_units": 40,
@@ -104,12 +99,7 @@ class PanicException(BaseException):
     """A panic of a library in Rust, which is not an `Exception`."""
 
 
-def test_message_of_a_panic_is_not_printed(
-    deployment: Deployment,
-    no_mlflow: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_message_of_a_panic_is_not_printed(deployment, no_mlflow, monkeypatch, capfd):
     class Step:
         def run(self, *_: object) -> None:
             raise PanicException("byte 3 is inside 'é' of `Quendoline has it`")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -37,9 +35,7 @@ def folder(spec: CorpusSpec) -> Path:
 
 
 @pytest.mark.parametrize("harm", ["missing", "altered", "of another length"])
-def test_repeated_step_remakes_only_the_damaged_shard(
-    spec: CorpusSpec, deployment: Deployment, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_step_remakes_only_the_damaged_shard(spec, deployment, harm, monkeypatch):
     before = {f.name: (f.read_bytes(), f.stat().st_ino) for f in folder(spec).iterdir()}
     shard = folder(spec) / SHARD
     good = before[SHARD][0]
@@ -57,9 +53,7 @@ def test_repeated_step_remakes_only_the_damaged_shard(
     assert run(spec) == 0  # nothing is remade in an intact corpus
 
 
-def test_no_shard_is_remade_from_a_changed_source(
-    spec: CorpusSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_shard_is_remade_from_a_changed_source(spec, capsys):
     (folder(spec) / SHARD).unlink()
     with Path(spec.path).open("a") as source:
         source.write("\n")
@@ -68,9 +62,7 @@ def test_no_shard_is_remade_from_a_changed_source(
     assert not (folder(spec) / SHARD).exists()
 
 
-def test_damaged_corpus_index_is_refused(
-    spec: CorpusSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_corpus_index_is_refused(spec, capsys):
     (folder(spec) / "corpus.json").write_text("{}")
     assert run(spec) == 2
     assert capsys.readouterr().err.count("\n") == 1

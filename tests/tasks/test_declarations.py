@@ -14,7 +14,7 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import BudgetSpec, CorpusSpec, EntitiesSpec, StepSpec
+from tasks.protocol.specs import CorpusSpec, EntitiesSpec, StepSpec
 from tasks.releases.declarations import open_for_operator, open_source
 from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import STATEMENT_DATA
@@ -104,7 +104,7 @@ def job(files: Path, **more: Any) -> JobSettings:
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_registered_private_data_set_cannot_be_used_as_public(ward: Ward, declared: bool) -> None:
+def test_registered_private_data_set_cannot_be_used_as_public(ward, declared):
     if declared:
         ward.declare(ward.files / "ward.jsonl")
     steps = job_steps(job(ward.files, all_public=True, vocabulary_epsilon=99.0))
@@ -113,7 +113,7 @@ def test_registered_private_data_set_cannot_be_used_as_public(ward: Ward, declar
     ward.refused(steps["private_corpus"], why)
 
 
-def test_run_does_not_register_a_public_data_set(ward: Ward) -> None:
+def test_run_does_not_register_a_public_data_set(ward):
     ward.declare(ward.files / "ward.jsonl")
     settings = job(ward.files, all_public=True, private_dataset="mine")
     steps = job_steps(settings)
@@ -136,9 +136,7 @@ def test_run_does_not_register_a_public_data_set(ward: Ward) -> None:
         {"all_public": True, "private_dataset": "declared-elsewhere"},
     ],
 )  # fmt: skip
-def test_undeclared_public_source_is_refused_before_a_charge(
-    ward: Ward, settings: dict[str, Any]
-) -> None:
+def test_undeclared_public_source_is_refused_before_a_charge(ward, settings):
     assert run(private_spec(ward.files / "ward.jsonl")) == 0  # the file is known as private
     ward.ledger.register_made_up("declared-elsewhere")
     ward.declare(ward.files / "wiki")  # the declaration covers only this folder
@@ -160,7 +158,7 @@ def test_undeclared_public_source_is_refused_before_a_charge(
 
 
 @pytest.mark.parametrize("job", ["dp_bert", "dp_sweep"])
-def test_undeclared_source_is_refused_before_a_run_starts(ward: Ward, job: str) -> None:
+def test_undeclared_source_is_refused_before_a_run_starts(ward, job):
     words = set_options(public_format="text", public_path=ward.files / "wiki")
     err = ward.confide.refused("run", job, *words)
     assert "public_path" in err and f"confide ledger declare-public {ward.files / 'wiki'}" in err
@@ -170,7 +168,7 @@ def test_undeclared_source_is_refused_before_a_run_starts(ward: Ward, job: str) 
 # --- specs written by hand
 
 
-def test_spec_cannot_declare_a_real_file_made_up(ward: Ward) -> None:
+def test_spec_cannot_declare_a_real_file_made_up(ward):
     notes, labels = ward.files / "ward.jsonl", ward.files / "labels.tsv"
     made_up = "synthetic-notes"
     for spec, why in (
@@ -190,12 +188,11 @@ def test_spec_cannot_declare_a_real_file_made_up(ward: Ward) -> None:
         ward.refused(spec, why)
 
 
-def test_budget_spec_without_sources_does_not_permit_reading(ward: Ward) -> None:
+def test_budget_spec_without_sources_does_not_permit_reading(ward):
     """A budget spec written by hand may omit a source, but the reading step checks it."""
     settings = job(ward.files, public_format="text", public_path=str(ward.files / "wiki"))
     steps = job_steps(settings)
     budget = steps["budget"]
-    assert isinstance(budget, BudgetSpec)
     ward.refused(steps["public_corpus"], "declare-public")
     assert run(budget.model_copy(update={"reads": ()})) == 0
     assert run(steps["public_corpus"]) == 2
@@ -204,13 +201,13 @@ def test_budget_spec_without_sources_does_not_permit_reading(ward: Ward) -> None
 # --- declarations refer to content
 
 
-def test_declared_content_is_read_from_any_path(ward: Ward, tmp_path: Path) -> None:
+def test_declared_content_is_read_from_any_path(ward, tmp_path):
     ward.declare(ward.files / "wiki")
     shutil.copytree(ward.files / "wiki", tmp_path / "moved" / "again")
     assert run(corpus_spec(tmp_path / "moved" / "again", format="text")) == 0
 
 
-def test_file_changed_after_its_declaration_is_refused(ward: Ward) -> None:
+def test_file_changed_after_its_declaration_is_refused(ward):
     ward.declare(ward.files / "wiki")
     spec = corpus_spec(ward.files / "wiki", format="text")
     for other in (PRIVATE, "A leaf is brown."):  # including a text of the same length
@@ -224,9 +221,7 @@ def test_file_changed_after_its_declaration_is_refused(ward: Ward) -> None:
     ward.refused(spec, "a link, a pipe or a device")
 
 
-def test_file_changed_between_check_and_reading_is_not_read(
-    ward: Ward, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_changed_between_check_and_reading_is_not_read(ward, monkeypatch):
     ward.declare(ward.files / "wiki")
     read = corpus.read_corpus
 
@@ -242,7 +237,7 @@ def test_file_changed_between_check_and_reading_is_not_read(
     assert "leaf" in text and "Quorvath" not in text
 
 
-def test_withdrawn_declaration_also_invalidates_finished_steps(ward: Ward) -> None:
+def test_withdrawn_declaration_also_invalidates_finished_steps(ward):
     ward.declare(ward.files / "wiki")
     spec = corpus_spec(ward.files / "wiki", format="text")
     assert run(spec) == 0
@@ -255,7 +250,7 @@ def test_withdrawn_declaration_also_invalidates_finished_steps(ward: Ward) -> No
     ward.refused(spec, "declare-public")
 
 
-def test_bucket_is_declared_by_its_content(ward: Ward, bucket: str, tmp_path: Path) -> None:
+def test_bucket_is_declared_by_its_content(ward, bucket, tmp_path):
     root = f"gs://{bucket}/{tmp_path.name}"
     Store(root, tmp_path / "cache").write(f"{root}/wiki/leaf.txt", b"A leaf is green.")
     spec = corpus_spec(f"{root}/wiki", format="text")
@@ -271,7 +266,7 @@ def test_bucket_is_declared_by_its_content(ward: Ward, bucket: str, tmp_path: Pa
 # --- declarations that the operator could make by mistake
 
 
-def test_known_private_text_needs_an_explicit_option_to_be_declared(ward: Ward) -> None:
+def test_known_private_text_needs_an_explicit_option_to_be_declared(ward):
     notes = ward.files / "ward.jsonl"
     assert run(private_spec(notes)) == 0
     for path in (notes, ward.files):  # the folder contains the file
@@ -282,7 +277,7 @@ def test_known_private_text_needs_an_explicit_option_to_be_declared(ward: Ward) 
     assert run(corpus_spec(notes)) == 0
 
 
-def test_declaration_is_invalid_after_the_files_are_read_as_private(ward: Ward) -> None:
+def test_declaration_is_invalid_after_the_files_are_read_as_private(ward):
     notes = ward.files / "ward.jsonl"
     ward.declare(notes)
     assert run(private_spec(notes)) == 0
@@ -292,7 +287,7 @@ def test_declaration_is_invalid_after_the_files_are_read_as_private(ward: Ward) 
     assert run(corpus_spec(notes)) == 0
 
 
-def test_outputs_of_the_deployment_cannot_be_declared_public(ward: Ward) -> None:
+def test_outputs_of_the_deployment_cannot_be_declared_public(ward):
     model = ward.home.home / "store" / "pretrain" / "0"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
@@ -309,7 +304,7 @@ def test_outputs_of_the_deployment_cannot_be_declared_public(ward: Ward) -> None
 # --- one text, two budgets
 
 
-def test_same_file_under_two_data_sets_is_warned_about(ward: Ward) -> None:
+def test_same_file_under_two_data_sets_is_warned_about(ward):
     ledger = ward.ledger
     ledger.register_dataset("letters", PrivacyUnit.PATIENT, 8.0, 1e-5)
     ledger.register_dataset("wing", PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="ward")
@@ -327,7 +322,7 @@ def test_same_file_under_two_data_sets_is_warned_about(ward: Ward) -> None:
     assert ward.confide("ledger")[1].count("WARNING") == 3
 
 
-def test_register_command_refuses_contradictory_options(confide: Confide) -> None:
+def test_register_command_refuses_contradictory_options(confide):
     assert confide("ledger", "register", "shown", "--public")[0] == 0
     full = ["--unit", "patient", "--epsilon", "1", "--delta", "1e-6"]
     for words, reason in (
@@ -343,7 +338,7 @@ def test_register_command_refuses_contradictory_options(confide: Confide) -> Non
 # --- a single function opens sources
 
 
-def test_every_step_opens_its_sources_through_one_function() -> None:
+def test_every_step_opens_its_sources_through_one_function():
     def files_with(word: str, folder: str) -> set[str]:
         files = (CHECKOUT / folder).rglob("*.py")
         return {file.stem for file in files if word in file.read_text()}

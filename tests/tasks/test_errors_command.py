@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Confide
 from spec_examples import spec_of
 from step_outputs import publish
 
@@ -35,7 +34,7 @@ def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     return publish(store, f"store://finetune/{'a' * 16}", made, artifacts={ERRORS: "operator"})
 
 
-def test_errors_are_shown_with_words_of_the_labelled_text(confide: Confide, tuned: str) -> None:
+def test_errors_are_shown_with_words_of_the_labelled_text(confide, tuned):
     answer = confide.json("errors", "--uri", tuned)
     assert answer["counts"] == {"drug": {"wrong boundary": 1}, "problem": {"missed": 1}}
     assert answer["errors"] == [
@@ -48,7 +47,7 @@ def test_errors_are_shown_with_words_of_the_labelled_text(confide: Confide, tune
     assert code == 0 and "for the operator alone" in out and "quorvathin" in out
 
 
-def test_output_without_an_error_list_is_refused(confide: Confide, tuned: str) -> None:
+def test_output_without_an_error_list_is_refused(confide, tuned):
     for uri in (tuned.replace("a" * 16, "c" * 16), tuned.replace("finetune/" + "a", "entities/b")):
         assert "no list of errors there" in confide.refused("errors", "--uri", uri)
     assert "there is no report yet" in confide.refused("errors")

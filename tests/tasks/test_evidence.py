@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import html
 import json
@@ -16,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Confide
 from evidence_examples import (
     EARLIER,
     SECRET,
@@ -87,7 +84,7 @@ def _run(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=script.parents[1], capture_output=True, text=True, check=False)
 
 
-def test_pack_is_checked_with_its_script_only(pack: Path) -> None:
+def test_pack_is_checked_with_its_script_only(pack):
     answer = _run(pack / "check_evidence.py")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     findings = json.loads(answer.stdout)
@@ -95,20 +92,20 @@ def test_pack_is_checked_with_its_script_only(pack: Path) -> None:
     assert sum("derived" in line for line in findings["compared"]) == 5
 
 
-def test_script_without_its_library_ends_with_one_line(pack: Path) -> None:
+def test_script_without_its_library_ends_with_one_line(pack):
     answer = _run(pack / "check_evidence.py", "-S")
     missing = "check_evidence: dp_accounting is missing: pip install dp-accounting\n"
     assert (answer.returncode, answer.stderr) == (2, missing)
 
 
-def test_script_imports_no_module_of_the_project() -> None:
+def test_script_imports_no_module_of_the_project():
     source = Path(check_evidence.__file__).read_text()
     imported = re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE)
     assert {*imported} - sys.stdlib_module_names <= {"dp_accounting", "numpy", "scipy"}
     assert "__import__" not in source and "importlib" not in source
 
 
-def test_claim_is_complete_and_derived_again(pack: Path) -> None:
+def test_claim_is_complete_and_derived_again(pack):
     evidence, statement, ledger = contents_of(pack)
     assert statement["one_plan"] and statement["declared_units"] == UNITS
     (derived,) = evidence["derived"]
@@ -123,7 +120,7 @@ def test_claim_is_complete_and_derived_again(pack: Path) -> None:
     assert evidence["model"]["files"]["model.safetensors"] == sha256(b"weights")
 
 
-def test_model_card_is_valid_for_hugging_face(pack: Path) -> None:
+def test_model_card_is_valid_for_hugging_face(pack):
     cards = pytest.importorskip("huggingface_hub").ModelCard
     data = cards.load(pack / "README.md").data.to_dict()
     assert data["library_name"] == "transformers"
@@ -133,8 +130,8 @@ def test_model_card_is_valid_for_hugging_face(pack: Path) -> None:
 
 
 def test_page_loads_no_other_resource_and_marks_missing_statements_of_the_operator(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
+    deployment, model, tmp_path
+):
     pack = pack_of(deployment, model, tmp_path / "pack", license="apache-2.0", data_people="none")
     card, page = (pack / "README.md").read_text(), (pack / "evidence.html").read_text()
     assert not re.search(r"""(?:src|href)\s*=|@import|url\(""", page)
@@ -144,7 +141,7 @@ def test_page_loads_no_other_resource_and_marks_missing_statements_of_the_operat
         assert text.count("not stated by the operator") >= 9
 
 
-def test_publishable_pack_contains_no_private_text(pack: Path) -> None:
+def test_publishable_pack_contains_no_private_text(pack):
     evidence, _, _ = contents_of(pack)
     assert [m["name"] for m in evidence["measures"]] == ["mlm_accuracy_public"]
     for file in pack.iterdir():
@@ -154,9 +151,7 @@ def test_publishable_pack_contains_no_private_text(pack: Path) -> None:
         assert not re.search(r"\d{4}-\d\d-\d\dT\d\d:", text), file.name
 
 
-def test_operator_edition_is_marked_on_every_page(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
+def test_operator_edition_is_marked_on_every_page(deployment, model, tmp_path):
     pack = pack_of(deployment, model, tmp_path / "pack", operator=True)
     evidence, _, ledger = contents_of(pack)
     assert f"f1/{SECRET}" in [m["name"] for m in evidence["measures"]]
@@ -172,7 +167,6 @@ def _audits(
     """Return the records of one kind of audit, as an edition of the pack contains them."""
     store = store_of(deployment)
     result = read_result(store, uri)
-    assert result is not None
     records = audits_of(store, subjects_of(store, uri, result), operator=operator)
     return [record for record in records if record.key == audit.key]
 
@@ -200,15 +194,13 @@ def _exposed(ranks: float) -> list[Finding]:
     return findings
 
 
-def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
+def test_missing_audits_are_listed_as_not_run(pack):
     assert {a.key: a.verdict for a in audits_in(pack)} == {a.key: "not run" for a in AUDITS}
     page = html.unescape((pack / "evidence.html").read_text())
     assert all(audit.name in page for audit in AUDITS)
 
 
-def test_pack_contains_exposure_of_its_model_only(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
+def test_pack_contains_exposure_of_its_model_only(deployment, model, tmp_path):
     other = sha256(b"other")
     for name, ranks, subject in (("1", 400.0, OURS), ("2", 1.0, other), ("3", 1.0, "")):
         publish_audit(deployment, _exposed(ranks), subject, step="exposure", name=name)
@@ -223,8 +215,8 @@ def test_pack_contains_exposure_of_its_model_only(
 
 @pytest.mark.parametrize("audit", [EXPOSURE_IN_ROWS, MEMBERSHIP, DISCOVERABLE])
 def test_findings_from_training_rows_are_for_the_operator_and_publicly_marked_as_run(
-    deployment: Deployment, model: str, audit: Audit
-) -> None:
+    deployment, model, audit
+):
     (exposure,) = [each for each in _exposed(2.0) if each.key == EXPOSURE_IN_ROWS.key]
     finding = exposure.model_copy(update={"key": audit.key, "name": audit.name})
     publish_audit(deployment, [finding], OURS, step=audit.step)
@@ -236,7 +228,7 @@ def test_findings_from_training_rows_are_for_the_operator_and_publicly_marked_as
     assert full.value == pytest.approx(math.log2(500))
 
 
-def test_each_level_is_judged_by_its_strongest_membership_attack() -> None:
+def test_each_level_is_judged_by_its_strongest_membership_attack():
     rows = [
         MembershipRow(
             level, "loss", 300, 200, Share(gain, 0.0, 0.5), Share(0.6, 0.5, 0.7),
@@ -255,7 +247,7 @@ def test_each_level_is_judged_by_its_strongest_membership_attack() -> None:
     assert (alarming.verdict, alarming.label) == ("inconclusive", "operator")
 
 
-def test_extraction_finding_states_its_counts_control_and_protocol() -> None:
+def test_extraction_finding_states_its_counts_control_and_protocol():
     rows = [
         compare(decoding, "all", np.arange(12) < 9, np.arange(30) < 2)
         for decoding in (TOP_K, GREEDY, SAMPLING)
@@ -267,7 +259,7 @@ def test_extraction_finding_states_its_counts_control_and_protocol() -> None:
     assert "fixed before the training" in finding.power and "k = 40" in finding.power
 
 
-def test_absence_of_rows_to_extract_is_for_the_operator(deployment: Deployment, model: str) -> None:
+def test_absence_of_rows_to_extract_is_for_the_operator(deployment, model):
     config = ExtractionConfig()
     nothing = extraction_finding(DISCOVERABLE, [], config, FROM_ROWS, False, Label.OPERATOR)
     publish_audit(deployment, [nothing], OURS, step="exposure")
@@ -278,9 +270,7 @@ def test_absence_of_rows_to_extract_is_for_the_operator(deployment: Deployment, 
     assert "nothing to try" in record.finding
 
 
-def test_exported_model_is_identified_by_its_weights(
-    confide: Confide, at_home: None, tmp_path: Path, model: str
-) -> None:
+def test_exported_model_is_identified_by_its_weights(confide, at_home, tmp_path, model):
     given, out = str(tmp_path / "given"), str(tmp_path / "out")
     assert confide("export", given, "--uri", model)[0] == 0
     code, output, _ = confide("evidence", given, "--out", out, "--json")
@@ -301,8 +291,8 @@ def test_exported_model_is_identified_by_its_weights(
 
 
 def test_evidence_defaults_to_the_model_of_the_latest_report(
-    confide: Confide, at_home: None, deployment: Deployment, tmp_path: Path, model: str
-) -> None:
+    confide, at_home, deployment, tmp_path, model
+):
     store = store_of(deployment)
     publish(
         store, f"store://report/{'b' * 16}", created="2026-01-01",
@@ -319,9 +309,7 @@ def test_evidence_defaults_to_the_model_of_the_latest_report(
 
 
 @pytest.mark.parametrize("name", ["nothing", "no weights"])
-def test_folder_without_a_model_or_pack_is_refused(
-    confide: Confide, at_home: None, tmp_path: Path, name: str
-) -> None:
+def test_folder_without_a_model_or_pack_is_refused(confide, at_home, tmp_path, name):
     if name == "no weights":
         (tmp_path / name).mkdir()
     for words, fault in (
@@ -363,8 +351,8 @@ def _settled(settle: bool = True, **changes: Any) -> Releases:
     ],
 )
 def test_model_without_a_claim_or_a_settled_release_is_refused(
-    deployment: Deployment, tmp_path: Path, releases: Releases, fault: str
-) -> None:
+    deployment, tmp_path, releases, fault
+):
     uri = released_model(deployment, releases(deployment))
     assert fault in _refused(deployment, uri, tmp_path)
 
@@ -395,20 +383,15 @@ def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
         lambda s: s.clear(),
     ],
 )
-def test_tampered_statement_is_refused(
-    deployment: Deployment, model: str, tmp_path: Path, change: Change
-) -> None:
+def test_tampered_statement_is_refused(deployment, model, tmp_path, change):
     _with_statement(deployment, model, change)
     assert "statement does not follow from its releases" in _refused(deployment, model, tmp_path)
 
 
-def test_files_that_differ_from_the_ledger_are_refused(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
+def test_files_that_differ_from_the_ledger_are_refused(deployment, model, tmp_path):
     without_statement = f"store://pretrain/{'c' * 16}"
     (tmp_path / "empty").mkdir()
     store, result = store_of(deployment), read_result(store_of(deployment), model)
-    assert result is not None
     publish(store, without_statement, tmp_path / "empty", releases=result.releases)
     assert "no privacy statement there" in _refused(deployment, without_statement, tmp_path / "1")
     shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release
@@ -420,9 +403,7 @@ def test_files_that_differ_from_the_ledger_are_refused(
 
 
 @pytest.mark.parametrize("change", ["changed", "missing", "added"])
-def test_changed_missing_and_added_files_are_detected(
-    pack: Path, tmp_path: Path, change: str
-) -> None:
+def test_changed_missing_and_added_files_are_detected(pack, tmp_path, change):
     for name in sorted(check_evidence.FILES):
         copy = tmp_path / name
         shutil.copytree(pack, copy)
@@ -438,8 +419,8 @@ def test_changed_missing_and_added_files_are_detected(
 
 
 def test_claim_that_cannot_be_rederived_has_a_separate_exit_code(
-    deployment: Deployment, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    deployment, model, tmp_path, monkeypatch
+):
     def no_theorem(event: object) -> check_evidence.Reduction:
         raise check_evidence.NotDerivedError("no reduction")
 
@@ -458,7 +439,7 @@ def test_claim_that_cannot_be_rederived_has_a_separate_exit_code(
     assert "derives no larger" not in page
 
 
-def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_path: Path) -> None:
+def test_pack_for_examples_of_a_stated_length_holds(deployment, tmp_path):
     unit = PrivacyUnit.EXAMPLE
     uri = released_model(deployment, settled(deployment, TRAINING.stating(unit, 64), unit=unit))
     pack = pack_of(deployment, uri, tmp_path / "pack")
@@ -472,7 +453,7 @@ def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_
     assert any("the ledger has another event" in fault for fault in findings.faults)
 
 
-def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Path) -> None:
+def test_each_data_set_has_a_separate_claim(deployment, tmp_path):
     notes = settled(deployment, EARLIER, spec_hash="1" * 64)
     labels = settled(deployment, TRAINING, dataset="labels")
     uri = released_model(deployment, [*notes, *labels], step="finetune", plan=None)
@@ -490,7 +471,7 @@ def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Pa
     assert altered(pack, statement=one_claim_for_both).code == 1
 
 
-def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment: Deployment) -> None:
+def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment):
     records, began = settled(deployment, TRAINING), sha256(b"began")
     uri = released_model(deployment, records, step="finetune", plan=None, began_with=began)
     publish_audit(deployment, _exposed(400.0), began, step="exposure")
@@ -498,9 +479,7 @@ def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment: Depl
     assert exposure.subject == "the model from which it was fine-tuned"
 
 
-def test_pack_of_a_private_selection_has_no_date_after_its_charge(
-    deployment: Deployment, no_mlflow: None, tmp_path: Path
-) -> None:
+def test_pack_of_a_private_selection_has_no_date_after_its_charge(deployment, no_mlflow, tmp_path):
     """The days between the charge and later events would reveal the number of trainings."""
     chosen = RandomCountSelection(
         (TRAINING,), count="poisson", mean=3.0, delta=1e-6, unit=TRAINING.unit

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Confide
 from release_examples import record
 from step_outputs import publish
 
@@ -48,9 +47,7 @@ def _content(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_model_is_exported_completely_or_not_at_all(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, there: bool
-) -> None:
+def test_model_is_exported_completely_or_not_at_all(confide, monkeypatch, tmp_path, model, there):
     folder = tmp_path / "to" / "given"
     if there:
         folder.mkdir(parents=True)
@@ -77,9 +74,7 @@ def test_model_is_exported_completely_or_not_at_all(
     assert "not empty" in confide.refused("export", folder)
 
 
-def test_export_defaults_to_the_last_of_the_kept_models(
-    confide: Confide, published: Callable[..., str], tmp_path: Path
-) -> None:
+def test_export_defaults_to_the_last_of_the_kept_models(confide, published, tmp_path):
     folders = {"": "", "after/30/": "after/30", "after/60/": "after/60"}
     names = ("config.json", "PRIVACY.md")
     uri = published("pretrain", {f + name: text for f, text in folders.items() for name in names})
@@ -91,9 +86,7 @@ def test_export_defaults_to_the_last_of_the_kept_models(
     assert "There are those after 30, 60" in output and not (tmp_path / "none").exists()
 
 
-def test_operator_artifacts_are_not_exported(
-    confide: Confide, published: Callable[..., str], tmp_path: Path
-) -> None:
+def test_operator_artifacts_are_not_exported(confide, published, tmp_path):
     files = dict.fromkeys(("config.json", "PRIVACY.md", "errors.json"), "{}")
     artifacts = {"errors.json": "operator", "config.json": "dp"}
     uri = published("finetune", files, artifacts=artifacts)
@@ -102,8 +95,8 @@ def test_operator_artifacts_are_not_exported(
 
 
 def test_model_is_exported_to_the_current_folder_but_not_into_a_file(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
-) -> None:
+    confide, monkeypatch, tmp_path, model
+):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert confide("export", ".", "--uri", f"{model}/")[0] == 0
@@ -112,9 +105,7 @@ def test_model_is_exported_to_the_current_folder_but_not_into_a_file(
     assert f"{folder}: cannot be made (Not a directory)" in confide.refused("export", folder)
 
 
-def test_report_without_a_model_is_refused_with_a_fix(
-    confide: Confide, tmp_path: Path, store: Store
-) -> None:
+def test_report_without_a_model_is_refused_with_a_fix(confide, tmp_path, store):
     publish(store, f"store://report/{'a' * 16}", created="2026-01-01")
     output = confide.refused("export", tmp_path / "given")
     assert "Run the job again" in output and "store://pretrain/" in output
@@ -131,17 +122,13 @@ def test_report_without_a_model_is_refused_with_a_fix(
         ("ftp://host/a", "unknown kind of URI"),
     ],
 )
-def test_invalid_uri_is_refused_as_typed(
-    confide: Confide, store: Store, command: str, uri: str, words: str
-) -> None:
+def test_invalid_uri_is_refused_as_typed(confide, store, command, uri, words):
     errors = confide.refused(*command.split(), "--uri", uri)
     assert errors.startswith(f"confide: --uri {uri}: ") and words in errors
     assert RESULT not in errors
 
 
-def test_nonprivate_model_is_not_exported(
-    confide: Confide, store: Store, model: str, tmp_path: Path
-) -> None:
+def test_nonprivate_model_is_not_exported(confide, store, model, tmp_path):
     used = Unaccounted("training without privacy", unit=PrivacyUnit.PATIENT)
     publish(store, model, releases=[record("used", used)])
     vocabulary = publish(store, f"store://vocabulary/{'a' * 16}")

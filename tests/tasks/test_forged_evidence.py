@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -9,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_examples import (
-    DATA_FILES,
-    EARLIER,
-    TRAINING,
-    UNIT,
-    altered,
-    signed_again,
-)
+from evidence_examples import DATA_FILES, EARLIER, TRAINING, UNIT, altered, signed_again
 
 from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -25,7 +16,7 @@ from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
 Change = Callable[[dict[str, Any]], object]
 
 
-def test_honest_pack_of_the_model_holds(pack: Path, released: Path) -> None:
+def test_honest_pack_of_the_model_holds(pack, released):
     assert altered(pack).faults == []
     assert check_evidence.check(pack, released).code == check_evidence.HOLDS
 
@@ -277,15 +268,13 @@ FORGED: dict[str, dict[str, tuple[Change, str]]] = {  # by forged parts: change,
     ("parts", "change", "fault"),
     [pytest.param(p, *forged, id=name) for p in FORGED for name, forged in FORGED[p].items()],
 )
-def test_forged_data_are_refused_with_the_place(
-    pack: Path, parts: str, change: Change, fault: str
-) -> None:
+def test_forged_data_are_refused_with_the_place(pack, parts, change, fault):
     findings = altered(pack, **dict.fromkeys(parts.split(), change))
     assert findings.code == check_evidence.FAULTY
     assert any(fault in line for line in findings.faults), findings.faults
 
 
-def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> None:
+def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack):
     """The δ under replace-one is (1 + e^ε)δ, but the forged release claims the smaller δ."""
 
     def change(content: dict[str, Any]) -> None:
@@ -313,7 +302,7 @@ def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> N
 
 
 @pytest.mark.parametrize("name", sorted(check_evidence.FILES - {check_evidence.SCRIPT}))
-def test_page_with_another_figure_is_refused(pack: Path, name: str) -> None:
+def test_page_with_another_figure_is_refused(pack, name):
     text = (pack / name).read_text()
     epsilon = json.loads((pack / check_evidence.STATEMENT).read_text())["epsilon"]
     forged = text.replace(f"{epsilon:.4g}"[:4], "0.01")
@@ -325,7 +314,7 @@ def test_page_with_another_figure_is_refused(pack: Path, name: str) -> None:
     assert findings.code == check_evidence.FAULTY and findings.faults
 
 
-def test_pages_that_say_more_than_the_data_are_refused(pack: Path) -> None:
+def test_pages_that_say_more_than_the_data_are_refused(pack):
     for name in (check_evidence.PAGE, check_evidence.CARD, check_evidence.WORDS):
         text = (pack / name).read_text()
         (pack / name).write_text(text + "\nIn practice nothing can be inferred.\n")
@@ -335,7 +324,7 @@ def test_pages_that_say_more_than_the_data_are_refused(pack: Path) -> None:
         (pack / name).write_text(text)
 
 
-def test_pack_with_a_changed_script_is_refused(pack: Path) -> None:
+def test_pack_with_a_changed_script_is_refused(pack):
     script = pack / check_evidence.SCRIPT
     script.write_text(script.read_text() + "\n")
     with pytest.raises(check_evidence.NotAPackError, match="the pack has another check_evidence"):
@@ -343,7 +332,7 @@ def test_pack_with_a_changed_script_is_refused(pack: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["named", "not named"])
-def test_second_statement_is_refused(pack: Path, where: str) -> None:
+def test_second_statement_is_refused(pack, where):
     (pack / "statement_2.json").write_text("{}")
     if where == "named":
         evidence = json.loads((pack / check_evidence.EVIDENCE).read_text())
@@ -352,7 +341,7 @@ def test_second_statement_is_refused(pack: Path, where: str) -> None:
     assert any("statement_2.json" in line for line in signed_again(pack).faults)
 
 
-def test_link_in_place_of_a_file_is_refused(pack: Path, tmp_path: Path) -> None:
+def test_link_in_place_of_a_file_is_refused(pack, tmp_path):
     (pack / check_evidence.PAGE).rename(tmp_path / "page")
     (pack / check_evidence.PAGE).symlink_to(tmp_path / "page")
     assert check_evidence.check(pack).faults == ["evidence.html is not a regular file"]
@@ -388,7 +377,7 @@ FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("forged", FORGED_MODELS)
-def test_forged_model_folder_is_refused(pack: Path, released: Path, forged: str) -> None:
+def test_forged_model_folder_is_refused(pack, released, forged):
     change, fault = FORGED_MODELS[forged]
     change(released)
     findings = check_evidence.check(pack, released)
@@ -396,7 +385,7 @@ def test_forged_model_folder_is_refused(pack: Path, released: Path, forged: str)
     assert any(fault in line for line in findings.faults), findings.faults
 
 
-def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, released: Path) -> None:
+def test_model_with_another_statement_than_the_pack_is_refused(pack, released):
     (released / "PRIVACY.md").write_text("ε = 0.01")
     digest = check_evidence._digest_of(released / "PRIVACY.md")
     altered(pack, evidence=lambda e: e["model"]["files"].update({"PRIVACY.md": digest}))
@@ -418,7 +407,7 @@ def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, relea
     ],
     ids=["twice", "nan", "infinity", "overflow", "nested", "digits", "cut", "list"],
 )
-def test_text_that_is_not_strict_json_is_refused(pack: Path, text: str) -> None:
+def test_text_that_is_not_strict_json_is_refused(pack, text):
     (pack / check_evidence.EVIDENCE).write_text(text)
     assert check_evidence.main([str(pack)]) == check_evidence.NO_PACK
 
@@ -445,9 +434,7 @@ def _other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", DATA_FILES.values())
-def test_every_value_is_derived_or_listed_as_recorded(
-    pack: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_value_is_derived_or_listed_as_recorded(pack, name, monkeypatch):
     derive = check_evidence.derive
     known: dict[str, check_evidence.Derived] = {}
 
@@ -482,14 +469,14 @@ def test_every_value_is_derived_or_listed_as_recorded(
         assert findings.code != check_evidence.HOLDS, field
 
 
-def test_recorded_fields_are_printed_and_shown_on_the_page(pack: Path) -> None:
+def test_recorded_fields_are_printed_and_shown_on_the_page(pack):
     text = check_evidence.as_text(check_evidence.check(pack))
     page = (pack / check_evidence.PAGE).read_text()
     for fields in check_evidence.RECORDED.values():
         assert ", ".join(fields) in text and ", ".join(fields) in page
 
 
-def test_claim_above_the_derivation_is_accepted(pack: Path) -> None:
+def test_claim_above_the_derivation_is_accepted(pack):
     def weaker(content: dict[str, Any]) -> None:
         content["epsilon"] *= 2
         for release in content["releases"]:

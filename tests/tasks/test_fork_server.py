@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -8,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,7 +57,6 @@ fork_server.main(sys.argv[1:])
 def exit_code(step: Running) -> int:
     wait_for(lambda: step.poll() is not None)
     code = step.poll()
-    assert code is not None
     return code
 
 
@@ -129,7 +126,7 @@ def new_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
-def test_forked_step_has_only_its_own_environment(shared: Served) -> None:
+def test_forked_step_has_only_its_own_environment(shared):
     assert shared.run("tell", CONFIDE_LEDGER="one's password", CONFIDE_RUN="1") == 0
     assert shared.run("tell", name="second", CONFIDE_RUN="2") == 0
     first, second = json.loads(shared.output()), json.loads(shared.output("second"))
@@ -145,7 +142,7 @@ def test_forked_step_has_only_its_own_environment(shared: Served) -> None:
     assert b"password" not in held and b"secret" not in held
 
 
-def test_failed_step_does_not_affect_the_next(shared: Served) -> None:
+def test_failed_step_does_not_affect_the_next(shared):
     assert shared.run("poison", name="poisoned") == 1
     assert "MemoryError" in shared.output("poisoned")
     assert shared.run("tell") == 0
@@ -163,9 +160,7 @@ def test_failed_step_does_not_affect_the_next(shared: Served) -> None:
     ],
     ids=["another environment", "changed sources", "no server"],
 )
-def test_changed_server_state_starts_a_new_process(
-    served: Served, new_processes: list[list[str]], change: Callable[[Served], None], reason: str
-) -> None:
+def test_changed_server_state_starts_a_new_process(served, new_processes, change, reason):
     assert served.run("exit", "5") == 5
     change(served)
     assert served.run("exit", "3", name="refused") == 0  # the code of the replacement process
@@ -174,9 +169,7 @@ def test_changed_server_state_starts_a_new_process(
     assert reason in served.output("refused") and "=" not in served.output("refused")
 
 
-def test_server_with_changed_sources_restarts_in_place(
-    served: Served, new_processes: list[list[str]]
-) -> None:
+def test_server_with_changed_sources_restarts_in_place(served, new_processes):
     assert served.run("tell") == 0
     served.module.write_text("STATE = ['new']\n")
     assert served.run("tell") == 0
@@ -187,21 +180,18 @@ def test_server_with_changed_sources_restarts_in_place(
     assert alive(pid) and len(new_processes) == 1
 
 
-def test_closed_connection_ends_the_step_and_its_children(
-    shared: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_connection_ends_the_step_and_its_children(shared, monkeypatch):
     step = shared.start("stubborn")
     wait_for(lambda: re.fullmatch(r"\d+\n", shared.output()))
     child = int(shared.output())
     assert alive(step.pid) and alive(child)
     assert step.poll() is None
-    assert isinstance(step, ForkedStep)
     step._connection.close()  # as the kernel does for a worker that is killed
     assert shared.run("exit", "3", name="meanwhile") == 3
     wait_for(lambda: not alive(step.pid) and not alive(child))
 
 
-def test_cancelled_step_returns_its_signal(shared: Served) -> None:
+def test_cancelled_step_returns_its_signal(shared):
     step = shared.start("sleep")
     wait_for(lambda: "asleep" in shared.output())
     supervisor.stop([Process.of(step.pid)], 5.0)
@@ -209,7 +199,7 @@ def test_cancelled_step_returns_its_signal(shared: Served) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_steps_end_with_their_server(served: Served, number: signal.Signals) -> None:
+def test_steps_end_with_their_server(served, number):
     step = served.start("sleep")
     wait_for(lambda: "asleep" in served.output())
     os.kill(served.process.pid, number)
@@ -217,7 +207,7 @@ def test_steps_end_with_their_server(served: Served, number: signal.Signals) -> 
     wait_for(lambda: not alive(step.pid))
 
 
-def test_invalid_requests_start_no_step_and_leave_the_server_running(shared: Served) -> None:
+def test_invalid_requests_start_no_step_and_leave_the_server_running(shared):
     for words in (b"", b"nonsense\n", b'{"words":["tell"],"environment":{}}\n'):
         with socket.socket(socket.AF_UNIX) as client, fork_server.address(shared.socket) as place:
             client.connect(place)

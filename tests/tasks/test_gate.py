@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +7,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from command_line import Confide
 from evidence_examples import (
     EARLIER,
     TRAINING,
@@ -28,7 +25,6 @@ from dp_core.audit.one_run import LOWER_BOUND, Claim, Guesses, audit_claim, boun
 from dp_core.audit.protocol import (
     COIN_BOUND,
     Audit,
-    AuditRecord,
     Finding,
     NullDistribution,
     verdict_of,
@@ -119,7 +115,7 @@ SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Members
         ([record("contradicted", label=Label.OPERATOR), GOOD], "contradicted"),
     ],
 )
-def test_worst_record_decides_the_verdict(records: list[AuditRecord], word: str) -> None:
+def test_worst_record_decides_the_verdict(records, word):
     verdict = verdict_of("ε = 4", records)
     assert verdict.word == word
     assert verdict.sentence.startswith("ε = 4: ")
@@ -136,7 +132,6 @@ class Gate:
     @property
     def result(self) -> StepResult:
         result = read_result(store_of(self.deployment), self.uri)
-        assert result is not None
         return result
 
     @property
@@ -219,7 +214,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate: Gate) -> None:
+def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate):
     records = GOOD, BAD.model_copy(update={"subject": audits.CONTROL})
     gate.patch.setattr(audits, "audits_of", lambda *_, **__: records)
     assert gate.judged()["verdict"] == "consistent"
@@ -235,9 +230,7 @@ def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate: Gate)
         (BAD, False, False),
     ],
 )
-def test_promotion_follows_the_verdict_and_the_rule(
-    gate: Gate, record: Finding | None, audited_rule: bool, unaudited_rule: bool
-) -> None:
+def test_promotion_follows_the_verdict_and_the_rule(gate, record, audited_rule, unaudited_rule):
     if record is not None:
         gate.audited(record)
     rules = ("audited", "unaudited", "approved")
@@ -245,7 +238,7 @@ def test_promotion_follows_the_verdict_and_the_rule(
     assert promoted == {"audited": audited_rule, "unaudited": unaudited_rule, "approved": False}
 
 
-def test_model_with_a_known_seed_is_not_promoted(gate: Gate) -> None:
+def test_model_with_a_known_seed_is_not_promoted(gate):
     releases = [r.model_copy(update={"seed_known": True}) for r in gate.result.releases]
     uri = released_model(gate.deployment, releases, name="b" * 16, weights=b"known", model=NAME)
     known = replace(gate, uri=uri)
@@ -253,14 +246,14 @@ def test_model_with_a_known_seed_is_not_promoted(gate: Gate) -> None:
     assert known.judged()["verdict"] == "consistent" and not known.judged()["promoted"]
 
 
-def test_unreadable_audit_output_does_not_hide_other_audits(gate: Gate) -> None:
+def test_unreadable_audit_output_does_not_hide_other_audits(gate):
     unreadable = f"store://audit/{'0' * 16}/result.json"
     store_of(gate.deployment).write(unreadable, b'{"version": 1}')
     gate.audited(BAD)
     assert gate.judged()["verdict"] == "contradicted"
 
 
-def test_finding_that_no_registered_audit_covers_is_refused(gate: Gate) -> None:
+def test_finding_that_no_registered_audit_covers_is_refused(gate):
     """An unknown finding may contradict the claim, so the gate must not ignore it."""
     gate.audited(GOOD, BAD.model_copy(update={"key": "of_another_version"}))
     with pytest.raises(BadInput, match="no registered audit covers the finding of_another_version"):
@@ -274,9 +267,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return messages
 
 
-def test_consistent_model_is_registered_with_its_verdict_and_promoted(
-    gate: Gate, sent: list[Any]
-) -> None:
+def test_consistent_model_is_registered_with_its_verdict_and_promoted(gate, sent):
     gate.audited(GOOD)
     for _ in range(2):  # the second run reuses the result and sends the same message
         gate.report()
@@ -288,16 +279,14 @@ def test_consistent_model_is_registered_with_its_verdict_and_promoted(
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["consistent"] * 2
 
 
-def test_model_of_a_private_selection_is_not_registered(gate: Gate) -> None:
+def test_model_of_a_private_selection_is_not_registered(gate):
     """The registry stamps each version with a time that would reveal the end of the selection."""
     gate.audited(GOOD)
     gate.report(run=RUN.model_copy(update={"hides_count": True}))
     assert gate.client.search_registered_models() == []
 
 
-def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(
-    gate: Gate, sent: list[Any]
-) -> None:
+def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(gate, sent):
     gate.audited(GOOD, BAD)
     for _ in range(2):
         with pytest.raises(Contradicted, match="contradicted by Bound") as refused:
@@ -306,14 +295,13 @@ def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(
     assert gate.version.tags["confide.verdict"] == "contradicted"
     assert gate.aliases == {}
     experiment = gate.client.get_experiment_by_name("confide")
-    assert experiment is not None
     runs = gate.client.search_runs([experiment.experiment_id])
     assert {run.info.status for run in runs} == {"FAILED"}
     assert EventLog.all(gate.deployment.events) == []  # every event was delivered to MLflow
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["contradicted"] * 2
 
 
-def test_later_contradiction_removes_the_alias_permanently(gate: Gate) -> None:
+def test_later_contradiction_removes_the_alias_permanently(gate):
     gate.audited(GOOD)
     gate.report()
     assert ALIAS in gate.aliases
@@ -328,7 +316,7 @@ def test_later_contradiction_removes_the_alias_permanently(gate: Gate) -> None:
     assert gate.aliases == {}
 
 
-def test_verdict_and_alias_are_delivered_once_after_an_outage(gate: Gate) -> None:
+def test_verdict_and_alias_are_delivered_once_after_an_outage(gate):
     gate.audited(GOOD)
     gate.report(tracking="http://127.0.0.1:9")
     assert gate.client.search_model_versions(f"name = '{NAME}'") == []
@@ -341,16 +329,14 @@ def test_verdict_and_alias_are_delivered_once_after_an_outage(gate: Gate) -> Non
 
 
 @pytest.mark.parametrize("verdict", ["contradicted", "invalid", None])
-def test_event_with_an_alias_against_the_verdict_is_refused(verdict: str | None) -> None:
+def test_event_with_an_alias_against_the_verdict_is_refused(verdict):
     tags = {"confide.verdict": verdict} if verdict else {}
     with pytest.raises(ValidationError, match="the verdict is"):
         LoggedModel(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
 
 
 @pytest.mark.parametrize("right", [30, 60])
-def test_model_with_an_invalid_audit_is_never_promoted(
-    gate: Gate, right: int, tmp_path: Path
-) -> None:
+def test_model_with_an_invalid_audit_is_never_promoted(gate, right, tmp_path):
     """The audit writes the record, and the registry of audits reads it from the store."""
     gate.audited(invalid_record(right=right))
     for rule in ("audited", "unaudited", "approved"):
@@ -365,14 +351,14 @@ def test_model_with_an_invalid_audit_is_never_promoted(
     assert "An audit of the claim is invalid" in (pack / "evidence.html").read_text()
 
 
-def test_invalid_audit_from_outside_withdraws_the_model(promoted: Gate) -> None:
+def test_invalid_audit_from_outside_withdraws_the_model(promoted):
     assert promoted.version.tags["confide.approved"] == "by a person"
     promoted.outside(invalid_record(key=COIN_BOUND, label=Label.OPERATOR))
     assert promoted.aliases == {}
     assert promoted.judged("unaudited")["verdict"] == "invalid"
 
 
-def test_model_contradicted_before_its_approval_is_not_promoted(gate: Gate) -> None:
+def test_model_contradicted_before_its_approval_is_not_promoted(gate):
     report = gate.report()
     gate.audited(BAD)
     with pytest.raises(Contradicted):
@@ -388,8 +374,8 @@ def given(verdict: str) -> Finding:
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_contradiction_from_outside_withdraws_the_model_and_is_in_its_pack(
-    promoted: Gate, copied: bool, copy: Path, tmp_path: Path
-) -> None:
+    promoted, copied, copy, tmp_path
+):
     uri = promoted.uri
     shutil.copy(output_folder(promoted.deployment, uri) / "model.safetensors", copy)
     for _ in range(2):  # the second run reuses the result and fails alike
@@ -405,13 +391,8 @@ def test_contradiction_from_outside_withdraws_the_model_and_is_in_its_pack(
 
 @pytest.mark.parametrize("kind", ["kept on the way", "fine-tuned"])
 def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
-    deployment: Deployment,
-    no_mlflow: None,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
-    copy: Path,
-    tmp_path: Path,
-) -> None:
+    deployment, no_mlflow, kind, monkeypatch, copy, tmp_path
+):
     releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
     if kind == "fine-tuned":
         uri = released_model(deployment, releases, step="finetune", weights_digest="")
@@ -433,9 +414,7 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
         find_origin(store, copy)
 
 
-def test_evidence_for_an_intermediate_model_is_refused_with_the_last_model(
-    deployment: Deployment, copy: Path
-) -> None:
+def test_evidence_for_an_intermediate_model_is_refused_with_the_last_model(deployment, copy):
     releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
     uri = released_model(deployment, releases, kept={"after/50": b"early"}, updates=100)
     (copy / "model.safetensors").write_bytes(b"early")
@@ -443,7 +422,7 @@ def test_evidence_for_an_intermediate_model_is_refused_with_the_last_model(
         origin_of_export(store, copy)
 
 
-def test_audit_from_outside_never_promotes_a_model(gate: Gate, tmp_path: Path) -> None:
+def test_audit_from_outside_never_promotes_a_model(gate, tmp_path):
     """The coins were not bound before the training, so they may be chosen to hide leakage."""
     for verdict in ("consistent", "inconclusive"):
         result = gate.outside(given(verdict))
@@ -458,14 +437,14 @@ def test_audit_from_outside_never_promotes_a_model(gate: Gate, tmp_path: Path) -
     assert shown == {"consistent", "inconclusive"}
 
 
-def test_contradicted_third_party_model_is_not_registered(gate: Gate, copy: Path) -> None:
+def test_contradicted_third_party_model_is_not_registered(gate, copy):
     (copy / "model.safetensors").write_bytes(b"of somebody else")
     with pytest.raises(Contradicted, match="the claim, as given: contradicted by Given coins"):
         gate.outside(given("contradicted"), str(copy))
     assert gate.client.search_registered_models() == []
 
 
-def test_step_result_alone_registers_no_model(gate: Gate) -> None:
+def test_step_result_alone_registers_no_model(gate):
     report = ReportSpec(made_up=False, title="t", results={}, points={}, settings={})
     output = StepOutput(outputs={}, facts={}, model=NAME)
     gate.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
@@ -474,7 +453,7 @@ def test_step_result_alone_registers_no_model(gate: Gate) -> None:
 
 
 @pytest.mark.usefixtures("at_home")
-def test_contradicted_model_is_not_exported(gate: Gate, confide: Confide, tmp_path: Path) -> None:
+def test_contradicted_model_is_not_exported(gate, confide, tmp_path):
     gate.audited(BAD)
     code, _, err = confide("export", str(tmp_path / "out"), "--uri", gate.uri)
     assert code == 4

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -53,9 +51,7 @@ def differ(first: Arrays, second: Arrays) -> bool:
     return any((first[name] != second[name]).any() for name in first)
 
 
-def test_models_of_several_epochs_have_one_ledger_entry_and_one_epsilon(
-    chain: Chain, released: tuple[Input, Bench]
-) -> None:
+def test_models_of_several_epochs_have_one_ledger_entry_and_one_epsilon(chain, released):
     model, context = released
     digest = chain.training(updates=4, kept_updates=(1, 3)).digest()
     assert [e.spec_hash for e in chain.ledger.history("notes")].count(digest) == 1
@@ -75,9 +71,7 @@ def test_models_of_several_epochs_have_one_ledger_entry_and_one_epsilon(
     assert "released_after_updates" not in json.loads((alone.out / STATEMENT_DATA).read_text())
 
 
-def test_kept_models_equal_the_weights_of_the_training(
-    chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_models_equal_the_weights_of_the_training(chain, released, monkeypatch):
     model, context = released
     passed: dict[int, Arrays] = {}
     original = KeptModels.hook
@@ -107,9 +101,7 @@ def test_kept_models_equal_the_weights_of_the_training(
         assert differ(kept, {n: passed[updates % 4 + 1][n] for n in kept}), updates
 
 
-def test_changed_intermediate_model_under_the_same_noise_is_refused(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_intermediate_model_under_the_same_noise_is_refused(chain, monkeypatch):
     spec = chain.training(updates=3, kept_updates=(1,))
     pretrain.run(spec, chain.context("bound"))
     original = KeptModels.weights
@@ -129,7 +121,7 @@ def kept_in(folder: Path, *updates: int, run: str = "run") -> KeptModels:
     return KeptModels(updates, LocalFolder(folder), run)
 
 
-def test_models_written_by_two_processes_are_refused(tmp_path: Path) -> None:
+def test_models_written_by_two_processes_are_refused(tmp_path):
     ours, theirs = kept_in(tmp_path, 1, 2), kept_in(tmp_path, 1, 2)
     for kept, rounded in ((ours, 0.0), (theirs, 1e-7)):
         hook = kept.hook(NO_EVALUATION)
@@ -144,7 +136,7 @@ def arrays(number: int) -> Arrays:
     return {"w": np.full((2, 3), number, np.float32)}
 
 
-def test_resumed_training_finds_its_kept_models(tmp_path: Path) -> None:
+def test_resumed_training_finds_its_kept_models(tmp_path):
     seen: list[int] = []
     evaluation = EvaluationHook(frozenset({2, 5}), lambda done, _: seen.append(done))
     first = kept_in(tmp_path, 2, 4).hook(evaluation)
@@ -160,7 +152,7 @@ def test_resumed_training_finds_its_kept_models(tmp_path: Path) -> None:
     assert kept_in(tmp_path).weights() == {}
 
 
-def test_missing_damaged_or_foreign_kept_model_is_refused(tmp_path: Path) -> None:
+def test_missing_damaged_or_foreign_kept_model_is_refused(tmp_path):
     kept = kept_in(tmp_path, 2, 4)
     hook = kept.hook(NO_EVALUATION)
     hook.evaluate(2, arrays(2))
@@ -178,14 +170,12 @@ def test_missing_damaged_or_foreign_kept_model_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kept", [(2, 1), (1, 1), (0, 1), (2,), (3,)])
-def test_kept_updates_must_increase_and_precede_the_last(
-    chain: Chain, kept: tuple[int, ...]
-) -> None:
+def test_kept_updates_must_increase_and_precede_the_last(chain, kept):
     with pytest.raises(ValueError, match="kept_updates: they must rise, and lie below updates"):
         chain.training(updates=2, kept_updates=kept)
 
 
-def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
+def test_kept_epochs_become_updates_and_measurements_of_each_training():
     settings = JobSettings(
         kept_epochs="1,2.5", epochs=4, declared_units=1000, batch_size=64,
         nonprivate_batch_size=100, membership_units=10, audit_canaries=100, phrases_epsilon=1.0,
@@ -229,7 +219,7 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
     assert len(tasks) == 4 and all(name.endswith("exposure") for name in tasks)
 
 
-def test_each_private_fine_tuning_of_an_earlier_model_is_charged() -> None:
+def test_each_private_fine_tuning_of_an_earlier_model_is_charged():
     settings_of_job: dict[str, Any] = {
         "private_format": "text", "private_path": "/a", "private_dataset": "notes",
         "entities_format": "columns", "entities_train": "/l", "entities_test": "/t",
@@ -246,7 +236,7 @@ def test_each_private_fine_tuning_of_an_earlier_model_is_charged() -> None:
         JobSettings(**settings_of_job, **delta, kept_epochs="1,2,3")
 
 
-def test_total_of_a_job_includes_fine_tunings_of_earlier_models() -> None:
+def test_total_of_a_job_includes_fine_tunings_of_earlier_models():
     event = PoissonGaussian.single(0.1, 2.0, 5, unit=PrivacyUnit.PATIENT)
     training, last, earlier = (record(name, event) for name in ("training", "last", "earlier"))
     unaccounted = record("own", Unaccounted("labels as they are", unit=PrivacyUnit.PATIENT))
@@ -268,8 +258,8 @@ def test_total_of_a_job_includes_fine_tunings_of_earlier_models() -> None:
 
 
 def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
-    chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    chain, released, monkeypatch
+):
     model, _ = released
     tuned: dict[str, Arrays] = {}
     ranked: list[Path] = []
@@ -310,9 +300,7 @@ def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
         model_at(context, "model", field="model_uri", updates=2)
 
 
-def test_kept_models_need_a_mechanism_that_covers_every_iterate(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_models_need_a_mechanism_that_covers_every_iterate(chain, monkeypatch):
     spec = chain.training(updates=4, kept_updates=(2,))
     planned_release(spec)
     monkeypatch.setattr(PoissonGaussian, "every_iterate", False)
@@ -326,12 +314,12 @@ def test_kept_models_need_a_mechanism_that_covers_every_iterate(
 
 
 @pytest.mark.parametrize("epochs", ["2,1", "0,1", "4", "1,5", "1,1", "1,1.001"])
-def test_kept_epochs_must_increase_below_the_last_epoch(epochs: str) -> None:
+def test_kept_epochs_must_increase_below_the_last_epoch(epochs):
     with pytest.raises(ValueError, match=r"kept_epochs: .* must rise, above 0 and below epochs"):
         JobSettings(kept_epochs=epochs, epochs=4)
 
 
-def test_selection_and_search_refuse_kept_models(chain: Chain) -> None:
+def test_selection_and_search_refuse_kept_models(chain):
     kept: dict[str, Any] = {"updates": 3, "kept_updates": (1,)}
     fields = {"made_up": False, "selection": {}}
     with pytest.raises(ValueError, match="a selection releases its best model alone"):

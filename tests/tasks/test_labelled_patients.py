@@ -1,5 +1,4 @@
-from __future__ import annotations
-
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
 from tasks.protocol.specs import EntitiesSpec, RunContext
+from tasks.releases.declarations import declare_public
 from tasks.releases.provenance import private_units
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
@@ -36,7 +36,7 @@ def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
     )  # fmt: skip
 
 
-def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: EntitiesSpec) -> None:
+def test_all_documents_of_a_patient_are_one_unit(untracked, spec):
     result = contract.run_step(spec, untracked, CONTEXT)
     assert result.facts["all_name_a_patient"] is True
     train = read_items(output_folder(untracked, spec.output), "train", "entities")
@@ -53,8 +53,8 @@ def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: En
     [("a.tsv#0,p\nb.tsv#0,q\n", "data_version"), ("a.tsv#0,p\n", "every training document")],
 )
 def test_changed_list_of_patients_needs_another_data_version_and_every_training_document(
-    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path, patients: str, reason: str
-) -> None:
+    untracked, spec, tmp_path, patients, reason
+):
     if reason == "data_version":
         contract.run_step(spec, untracked, CONTEXT)
     (tmp_path / "patients.csv").write_text(patients)
@@ -62,18 +62,14 @@ def test_changed_list_of_patients_needs_another_data_version_and_every_training_
         contract.run_step(spec, untracked, CONTEXT)
 
 
-def test_labels_without_a_list_of_patients_cannot_have_patient_units(
-    untracked: Deployment, spec: EntitiesSpec
-) -> None:
+def test_labels_without_a_list_of_patients_cannot_have_patient_units(untracked, spec):
     alone = spec.model_copy(update={"patients_path": ""})
     labels = Input(contract.run_step(alone, untracked, CONTEXT), Path())
     with pytest.raises(BadInput, match="entities_patients"):
         private_units(labels).refuse_nameless(PrivacyUnit.PATIENT)
 
 
-def test_reading_step_hides_whether_private_labels_hold_an_entity(
-    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
-) -> None:
+def test_reading_step_hides_whether_private_labels_hold_an_entity(untracked, spec, tmp_path):
     (tmp_path / "train" / "a.tsv").write_text("Pain\tO\n\n")
     with_it = contract.run_step(spec, untracked, CONTEXT)
     (tmp_path / "train" / "b.tsv").write_text("Pain\tO\n\n")
@@ -81,9 +77,22 @@ def test_reading_step_hides_whether_private_labels_hold_an_entity(
     assert set(with_it.facts) == set(without.facts)
 
 
-def test_texts_with_classes_contain_their_patients(
-    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
+@pytest.mark.parametrize("public", [True, False])
+def test_the_scheme_of_private_tags_is_in_no_log(
+    untracked: Deployment, spec: EntitiesSpec, capfd: pytest.CaptureFixture[str], public: bool
 ) -> None:
+    if public:
+        for source in spec.sources:
+            declare_public(source.uri, untracked, known_private=False)
+        spec = spec.model_copy(update={"public": True, "dataset": ""})
+    result = contract.run_step(spec, untracked, CONTEXT)
+    assert ("train: the tags are iob2" in capfd.readouterr().err) is public
+    folder = output_folder(untracked, result.outputs["train"]).parent
+    listed = json.loads((folder / "train_quarantine.json").read_text())
+    assert listed["schemes"] == ["iob2"]
+
+
+def test_texts_with_classes_contain_their_patients(untracked, spec, tmp_path):
     rows = ("p\tno pain\tmild pain\tno\n", "q\tno pain\tnone\tyes\n")
     for part in ("train", "test"):
         header = "patient_id\tsentence1\tsentence2\tgold_label\n"

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import itertools
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
@@ -14,13 +11,7 @@ from tasks.execution.contract import Stopped, _end_tracking
 from tasks.runtime.deployment import Deployment
 from tasks.tracking import event_log
 from tasks.tracking.event_log import AttemptEnded, Begun, EventLog, Identity, metric
-from tasks.tracking.mlflow import (
-    KEY_TAG,
-    OPERATOR,
-    PUBLIC,
-    send_all,
-    unsent,
-)
+from tasks.tracking.mlflow import KEY_TAG, OPERATOR, PUBLIC, send_all, unsent
 from tasks.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
@@ -47,9 +38,7 @@ def _statuses(
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_finished_job_is_not_shown_as_running(
-    tracked: Deployment, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
-) -> None:
+def test_finished_job_is_not_shown_as_running(tracked, monkeypatch, order):
     for identity in (DONE, KILLED, REPORT):
         tracker = Tracker(_down(tracked), identity)
         tracker.begin()
@@ -63,7 +52,7 @@ def test_finished_job_is_not_shown_as_running(
     assert _statuses(tracked, KILLED, "step") == ["RUNNING"]
 
 
-def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deployment) -> None:
+def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked):
     first = Tracker(_down(tracked), DONE)
     first.begin()
     first.leave("KILLED", closed=False)
@@ -77,9 +66,7 @@ def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deploymen
 
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
-def test_last_step_ends_the_job_in_both_experiments(
-    tracked: Deployment, status: str, down: bool
-) -> None:
+def test_last_step_ends_the_job_in_both_experiments(tracked, status, down):
     target_deployment = _down(tracked) if down else tracked
     point = replace(DONE, made_up=False, model="σ=1")
     Tracker(_down(tracked), replace(KILLED, made_up=False, model="σ=1")).begin()
@@ -99,7 +86,7 @@ def test_last_step_ends_the_job_in_both_experiments(
     assert _statuses(tracked, point, "step", OPERATOR) == ["FINISHED"]
 
 
-def test_late_operator_metric_does_not_restart_a_finished_job(tracked: Deployment) -> None:
+def test_late_operator_metric_does_not_restart_a_finished_job(tracked):
     failed = Tracker(tracked, replace(DONE, made_up=False))
     failed.begin()
     other = Tracker(tracked, replace(KILLED, made_up=False))  # a step that runs at the same time
@@ -114,7 +101,7 @@ def test_late_operator_metric_does_not_restart_a_finished_job(tracked: Deploymen
         assert _statuses(tracked, replace(DONE, made_up=False), "parent", experiment) == ["RUNNING"]
 
 
-def test_ending_a_job_creates_no_run_in_an_unused_experiment(tracked: Deployment) -> None:
+def test_ending_a_job_creates_no_run_in_an_unused_experiment(tracked):
     other = Tracker(tracked, replace(KILLED, made_up=False, run_key="run-2"))
     other.measure("loss", Operator(1.0))
     last = Tracker(tracked, replace(REPORT, made_up=False))
@@ -127,7 +114,7 @@ def test_ending_a_job_creates_no_run_in_an_unused_experiment(tracked: Deployment
 
 @pytest.mark.parametrize("made_up", [True, False])
 @pytest.mark.parametrize("down", [True, False])
-def test_retry_is_shown_as_running(tracked: Deployment, made_up: bool, down: bool) -> None:
+def test_retry_is_shown_as_running(tracked, made_up, down):
     identity = replace(DONE, made_up=made_up)
     first = Tracker(_down(tracked) if down else tracked, identity)
     first.begin()
@@ -140,9 +127,7 @@ def test_retry_is_shown_as_running(tracked: Deployment, made_up: bool, down: boo
         assert _statuses(tracked, identity, "step", experiment) == ["RUNNING"]
 
 
-def test_cancelled_job_is_shown_as_killed_until_its_retry(
-    tracked: Deployment,
-) -> None:
+def test_cancelled_job_is_shown_as_killed_until_its_retry(tracked):
     first = Tracker(tracked, DONE)
     first.begin()
     _end_tracking(first, Stopped(), closed=True)
@@ -157,9 +142,7 @@ def test_cancelled_job_is_shown_as_killed_until_its_retry(
     assert [_statuses(tracked, DONE, t) for t in ("parent", "step")] == [["RUNNING"], ["KILLED"]]
 
 
-def test_log_is_kept_until_its_work_is_finished_or_30_days_old(
-    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_is_kept_until_its_work_is_finished_or_30_days_old(tracked, monkeypatch):
     Tracker(tracked, KILLED).begin()
     stopped = Tracker(tracked, DONE)
     stopped.end("FAILED", closed=False)
@@ -177,9 +160,7 @@ def test_log_is_kept_until_its_work_is_finished_or_30_days_old(
         assert {log.identity for log in EventLog.all(tracked.events)} == left
 
 
-def test_interrupted_removal_of_a_log_is_completed(
-    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_removal_of_a_log_is_completed(tracked, monkeypatch):
     log = EventLog.of(tracked.events, DONE)
     log.append(AttemptEnded(status="FINISHED"))
     log.confirm(log.undelivered()[1])
@@ -192,7 +173,7 @@ def test_interrupted_removal_of_a_log_is_completed(
     assert list(tracked.events.glob("*.removed")) == []
 
 
-def test_retry_in_another_run_continues_unfinished_work_only(tmp_path: Path) -> None:
+def test_retry_in_another_run_continues_unfinished_work_only(tmp_path):
     for run, closed in (("run-2", True), ("run-3", False)):
         log = EventLog.of(tmp_path, replace(DONE, run_key=run))
         log.append(Begun(), metric(run, Public(1.0)), AttemptEnded(status="FAILED", closed=closed))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
@@ -212,7 +210,7 @@ def test_table_of_codes_defines_rare_patients(chain, models, tmp_path, capfd):
         refuse_if_changed(spec, result, context)
 
 
-def test_attacks_on_a_public_model_find_no_members(chain: Chain, models: dict[str, Input]) -> None:
+def test_attacks_on_a_public_model_find_no_members(chain, models):
     _, context = attacked(chain, models["public"], "null", reference_uris=())
     rows = rows_at(context)
     assert {row["attack"] for row in rows} == {"loss", "min-k", "attention", "gradients"}
@@ -221,7 +219,7 @@ def test_attacks_on_a_public_model_find_no_members(chain: Chain, models: dict[st
         assert not row["above"]
 
 
-def test_only_ceilings_are_public(attacked_members: Attacked) -> None:
+def test_only_ceilings_are_public(attacked_members):
     answer, context = attacked_members
     for name, labels in context.labels().items():
         public = name.startswith("membership_ceiling/")
@@ -250,7 +248,7 @@ def test_only_a_finite_claim_on_the_data_set_has_a_ceiling(chain, models, attack
     assert free is not None and free.leakage == 0 and free.true_positive_rate(0.3) == 0.3
 
 
-def test_ceiling_composes_all_releases(chain: Chain, models: dict[str, Input]) -> None:
+def test_ceiling_composes_all_releases(chain, models):
     (release,) = models["public"].result.releases
     twice = [release, release.model_copy(update={"ledger_id": "again"})]
     result = models["public"].result.model_copy(update={"releases": twice})
@@ -270,14 +268,14 @@ def test_rows_of_another_corpus_or_other_canaries_are_refused(chain, models):
             attacked(chain, models["public"], f"wrong {changes}", wrong)
 
 
-def test_too_few_held_out_units_yield_no_rows(chain: Chain, models: dict[str, Input]) -> None:
+def test_too_few_held_out_units_yield_no_rows(chain, models):
     few = MembershipConfig(membership_units=2)
     _, context = attacked(chain, models["public"], "few", config=few)
     (finding,) = findings_at(context.out, MEMBERSHIP.key)
     assert (finding.verdict, finding.label) == ("not run", Label.OPERATOR)
 
 
-def test_ceiling_of_a_group_uses_group_privacy() -> None:
+def test_ceiling_of_a_group_uses_group_privacy():
     n = 60
     scored = Scored(np.arange(n, dtype=np.float64), np.arange(n) % 2 == 0, np.arange(n))
 

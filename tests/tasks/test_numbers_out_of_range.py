@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
-from command_line import Confide
 from pydantic import ValidationError
 
 from tasks.protocol.sweep import MOST_POINTS, SweepSettings
@@ -35,9 +32,7 @@ REGISTER = "ledger register ward --unit patient --epsilon 8 --delta 1e-6"
     ],
 )
 @pytest.mark.usefixtures("at_home")
-def test_command_refuses_numbers_out_of_range_in_one_line(
-    confide: Confide, command: str, option: str, values: list[str]
-) -> None:
+def test_command_refuses_numbers_out_of_range_in_one_line(confide, command, option, values):
     for value in values:
         words = command.split()
         if option in words:
@@ -65,14 +60,12 @@ def test_command_refuses_numbers_out_of_range_in_one_line(
         ("sweep_batch_sizes", LONG),
     ],
 )
-def test_settings_refuse_numbers_out_of_range(field: str, value: Any) -> None:
+def test_settings_refuse_numbers_out_of_range(field, value):
     with pytest.raises(ValidationError, match=field):
         SweepSettings.model_validate({field: value})
 
 
-def test_too_large_sweep_is_refused_before_its_grid_is_expanded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_large_sweep_is_refused_before_its_grid_is_expanded(monkeypatch):
     def expand(self: SweepSettings) -> list[Any]:
         raise AssertionError("the grid was expanded")
 

@@ -1,7 +1,5 @@
 """The charges of a run follow from its settings, and are registered completely or not at all."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -20,7 +18,6 @@ from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import (
     CyclicPoissonGaussian,
-    MechanismEvent,
     NeighboringRelation,
     PoissonGaussian,
     PrivacyUnit,
@@ -32,7 +29,7 @@ from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary.selection_calibration import calibrate
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import BudgetSpec, PretrainSpec, VocabularySpec
+from tasks.protocol.specs import PretrainSpec, VocabularySpec
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import (
     charge,
@@ -51,6 +48,7 @@ PRIVATE = {
     "private_format": "text", "private_path": __file__, "private_dataset": "notes",
     "words_per_unit": 16, "epochs": 2, "noise_multiplier": 0.7,
 }  # fmt: skip
+FILES = {"entities_format": "i2b2", "entities_train": "/a", "entities_test": "/b"}
 
 
 def steps_of(**settings: Any) -> dict[str, Any]:
@@ -64,12 +62,9 @@ def steps_of(**settings: Any) -> dict[str, Any]:
         ({"sampling": "truncated-poisson", "batch_cap": 300}, TruncatedPoissonGaussian),
     ],
 )
-def test_job_charges_the_event_of_its_sampling_and_composes_the_total(
-    settings: dict[str, Any], kind: type[MechanismEvent]
-) -> None:
+def test_job_charges_the_event_of_its_sampling_and_composes_the_total(settings, kind):
     steps = steps_of(**settings)
     vocabulary, training = steps["vocabulary"], steps["With DP / pretraining"]
-    assert isinstance(vocabulary, VocabularySpec) and isinstance(training, PretrainSpec)
     charged = [planned_release(spec) for spec in (vocabulary, training)]
     assert isinstance(charged[1].event, kind)
     assert {release.event.relation for release in charged} == {NeighboringRelation.ADD_REMOVE}
@@ -84,14 +79,14 @@ def test_job_charges_the_event_of_its_sampling_and_composes_the_total(
     assert delta == pytest.approx(sum(r.delta for r in records))
 
 
-def test_releases_of_different_neighbouring_relations_have_no_total() -> None:
+def test_releases_of_different_neighbouring_relations_have_no_total():
     histogram = ThresholdedHistogram(64, 80.0, 600, unit=PrivacyUnit.PATIENT)
     shuffled = ShuffledGaussian(2.0, 3, unit=PrivacyUnit.PATIENT)
     (total,) = reporting.totals([record(event.kind, event) for event in (histogram, shuffled)])
     assert (total.epsilon, total.delta) == (None, 2e-6)
 
 
-def test_noise_bands_determine_sampling_noise_and_charge() -> None:
+def test_noise_bands_determine_sampling_noise_and_charge():
     plans = {
         bands: training_plan(steps_of(noise_bands=bands, epochs=20)["With DP / pretraining"])
         for bands in (0, 1, 4)
@@ -117,12 +112,9 @@ def _registered(deployment: Deployment, epsilon: float, **more: Any) -> Ledger:
     return ledger
 
 
-def test_registered_run_is_charged_once(
-    deployment: Deployment,
-) -> None:
+def test_registered_run_is_charged_once(deployment):
     ledger = _registered(deployment, 20.0)
     spec = steps_of()["budget"]
-    assert isinstance(spec, BudgetSpec)
     context = bench_of(deployment)
     answer = budget.run(spec, context)
     assert ledger.history("notes") == []  # nothing is planned before the files have been read
@@ -148,9 +140,7 @@ def test_registered_run_is_charged_once(
 
 
 @pytest.mark.parametrize("relation", NeighboringRelation)
-def test_budget_admits_only_jobs_of_its_neighbouring_relation(
-    deployment: Deployment, relation: NeighboringRelation
-) -> None:
+def test_budget_admits_only_jobs_of_its_neighbouring_relation(deployment, relation):
     ledger = _registered(deployment, 400.0, relation=relation)
     if relation is NeighboringRelation.ADD_REMOVE:
         register_plans(bench_of(deployment), steps_of()["budget"].charged)
@@ -161,9 +151,7 @@ def test_budget_admits_only_jobs_of_its_neighbouring_relation(
         assert not ledger.history("notes")
 
 
-def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(
-    deployment: Deployment,
-) -> None:
+def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(deployment):
     ledger = _registered(deployment, 400.0)
     ledger.register_dataset("labels", PrivacyUnit.PATIENT, 0.01, 1e-5)
     labels = LABELS | {"entities_patients": "/p.csv", "entities_dataset": "labels"}
@@ -173,7 +161,7 @@ def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(
     assert ledger.history("labels") == []
 
 
-def test_plan_until_an_update_contains_only_earlier_updates() -> None:
+def test_plan_until_an_update_contains_only_earlier_updates():
     plan = ExecutionPlan(
         unit=PrivacyUnit.PATIENT,
         declared_units=100,
@@ -192,7 +180,7 @@ def test_plan_until_an_update_contains_only_earlier_updates() -> None:
     }
 
 
-def test_noise_reduction_settings_reach_private_trainings_only() -> None:
+def test_noise_reduction_settings_reach_private_trainings_only():
     steps = steps_of(
         examples_per_step=2, maskings_per_example=3, noise_floor=0.5,
         entities_format="i2b2", entities_train=__file__, entities_test=__file__,
@@ -218,7 +206,7 @@ def test_noise_reduction_settings_reach_private_trainings_only() -> None:
     assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)
 
 
-def test_examples_per_step_are_bounded_by_the_rows_of_a_unit() -> None:
+def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():
     spec = steps_of(examples_per_step=4)["With DP / pretraining"]
     assert training_plan(spec).examples_per_step == 4
     assert training_plan(spec, 3).examples_per_step == 3
@@ -226,10 +214,10 @@ def test_examples_per_step_are_bounded_by_the_rows_of_a_unit() -> None:
     assert training_plan(alone, 3).examples_per_step == 1
 
 
-def test_maskings_are_refused_for_trainings_without_masks_or_dp() -> None:
+def test_maskings_are_refused_for_trainings_without_masks_or_dp():
     with pytest.raises(ValueError, match=r"maskings_per_example.*masks nothing"):
         steps_of(model_kind="gpt2", maskings_per_example=2)
-    steps = steps_of()
+    steps = steps_of(entities_format="synthetic")
     for name, reason in (
         ("Public text only / pretraining", "only DP"),
         ("Without privacy / pretraining", "only DP"),
@@ -241,12 +229,42 @@ def test_maskings_are_refused_for_trainings_without_masks_or_dp() -> None:
             type(steps[name]).model_validate(data)
 
 
+def test_without_labels_no_model_of_a_private_corpus_is_fine_tuned() -> None:
+    """Labels are made up for the made-up corpus alone, unless the user asks for them."""
+    for unlabelled in ({}, {"entities_format": "none"}):
+        steps = steps_of(**unlabelled)
+        assert not {"entities", "With DP / finetuning"} & steps.keys()
+        assert (steps["reserve"].entities_uri, steps["reserve"].learned) == ("", None)
+        assert steps["budget"].made_up is False
+    for labelled in (steps_of(entities_format="synthetic"), job_steps(JobSettings())):
+        assert {"entities", "With DP / finetuning"} <= labelled.keys()
+    made_up = job_steps(JobSettings(entities_format="none"))
+    assert made_up["budget"].made_up and "entities" not in made_up
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"head": "pairs"}, "head: no labelled text is read"),
+        ({"crf": True, "finetune_epochs": 2}, "crf, finetune_epochs: no labelled text is read"),
+        ({"entities_dataset": "labels"}, "entities_dataset: no labelled text is read"),
+        ({"entities_train": "/a"}, "entities_train: .* give its entities_format"),
+        ({"entities_format": "none", "entities_train": "/a"}, "entities_train: no labelled text"),
+        ({**FILES, "entities_scheme": "bios"}, "entities_scheme: only the format columns"),
+    ],
+)
+def test_settings_of_labels_without_labels_are_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        steps_of(**settings)
+
+
 # --- the total δ of a claim stays below one over the units
 
 
 LABELS = {
-    "entities_format": "i2b2", "entities_train": "/a", "entities_test": "/b",
-    "finetune_privacy": "dp", "entity_types": "problem", "entities_declared_units": 400,
+    **FILES, "finetune_privacy": "dp", "entity_types": "problem", "entities_declared_units": 400,
     "entities_unit": "patient",
 }  # fmt: skip
 TOO_MUCH: list[dict[str, Any]] = [
@@ -258,12 +276,12 @@ TOO_MUCH: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", TOO_MUCH)
-def test_settings_with_a_too_large_total_delta_are_refused(wrong: dict[str, Any]) -> None:
+def test_settings_with_a_too_large_total_delta_are_refused(wrong):
     with pytest.raises(ValidationError, match="publishing one unit whole"):
         JobSettings.model_validate(PRIVATE | wrong)
 
 
-def test_total_delta_counts_all_points_of_a_sweep() -> None:
+def test_total_delta_counts_all_points_of_a_sweep():
     twelve = PRIVATE | {"delta": 2e-5}
     JobSettings.model_validate(twelve)
     with pytest.raises(ValidationError, match="12 models"):
@@ -271,7 +289,7 @@ def test_total_delta_counts_all_points_of_a_sweep() -> None:
     SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model is released
 
 
-def test_settings_never_underestimate_the_charged_delta() -> None:
+def test_settings_never_underestimate_the_charged_delta():
     settings = JobSettings.model_validate(PRIVATE)
     charged = planned_release(steps_of()["vocabulary"]).delta
     assert charged <= settings.vocabulary_delta <= charged * 1.02
@@ -289,7 +307,7 @@ def of_delta(spec: VocabularySpec, delta: float) -> VocabularySpec:
     return spec.model_copy(update={"config": config})
 
 
-def test_spec_with_a_too_large_delta_is_refused_by_its_step() -> None:
+def test_spec_with_a_too_large_delta_is_refused_by_its_step():
     vocabulary = steps_of()["vocabulary"]
     for delta, relation in ((0.01, "add-or-remove-one"), (1e-4, "replace-one")):
         spec = of_delta(vocabulary, delta).model_copy(update={"relation": relation})
@@ -304,7 +322,7 @@ def test_spec_with_a_too_large_delta_is_refused_by_its_step() -> None:
         refuse_large_deltas([training], [released("notes", 1e-4)])
 
 
-def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment: Deployment) -> None:
+def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment):
     """A sweep counts the δ of every point, and a run the δ of vocabulary and training."""
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     run = steps_of(delta=1e-4)["budget"]
@@ -325,7 +343,7 @@ def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment: Deplo
     assert not Ledger.open(deployment.ledger).history("notes")
 
 
-def test_statement_makes_no_claim_at_a_delta_above_one_over_units() -> None:
+def test_statement_makes_no_claim_at_a_delta_above_one_over_units():
     for units, private in ((0, True), (900, True), (1100, False)):
         release = record("1", EVENT, delta=1e-3, declared_units=units)
         statement = privacy_statement([release])
@@ -334,12 +352,12 @@ def test_statement_makes_no_claim_at_a_delta_above_one_over_units() -> None:
         assert ("differentially private**" in statement.words) is private
 
 
-def test_vocabulary_calibration_checks_delta_against_units() -> None:
+def test_vocabulary_calibration_checks_delta_against_units():
     with pytest.raises(PlanError, match="1/50000"):
         calibrate(2.0, 1e-3, 16, declared_units=50_000)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1e-6, math.nan, math.inf])
-def test_invalid_delta_is_refused(delta: float) -> None:
+def test_invalid_delta_is_refused(delta):
     with pytest.raises(PlanError):
         refuse_large_delta([delta], 100, "δ")

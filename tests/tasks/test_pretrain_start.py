@@ -1,12 +1,13 @@
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dp_core.config.training import BatchConfig
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
@@ -16,7 +17,6 @@ from tasks.context import StepContext, content_key
 from tasks.protocol.job import job_steps
 from tasks.protocol.points import OF_JOB, Mode
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import PretrainSpec
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
@@ -32,7 +32,6 @@ def deployment_in(tmp_path: Path) -> Deployment:
 
 def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
     spec = job_steps(JobSettings(layers=1, hidden=64, **settings))[f"{OF_JOB[mode]} / pretraining"]
-    assert isinstance(spec, PretrainSpec)
     tokenizer = wordpiece.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
     folder.mkdir(exist_ok=True)
@@ -51,13 +50,13 @@ def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
-def test_fresh_model_has_the_requested_kind(tmp_path: Path, kind: str) -> None:
+def test_fresh_model_has_the_requested_kind(tmp_path, kind):
     model = start(tmp_path, model_kind=kind)
     assert model.config.kind == kind
     assert (model.config.layers, model.config.hidden) == (1, 64)
 
 
-def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path: Path) -> None:
+def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
     wordpiece.save(theirs, public)
@@ -79,9 +78,7 @@ def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path: 
 
 
 @pytest.mark.parametrize(("kind", "other"), [("bert", "GPT-2"), ("gpt2", "BERT")])
-def test_public_model_of_another_architecture_is_refused(
-    tmp_path: Path, kind: str, other: str
-) -> None:
+def test_public_model_of_another_architecture_is_refused(tmp_path, kind, other):
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
     wordpiece.save(theirs, public)
@@ -95,12 +92,33 @@ def test_public_model_of_another_architecture_is_refused(
     assert start(tmp_path, public_model=str(public), model_kind=right).config.kind == right
 
 
-def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> None:
+def test_private_trainings_start_from_the_public_step_only(tmp_path):
     steps = job_steps(JobSettings(public_model="/bert"))
     modes: tuple[Mode, ...] = ("dp", "nonprivate")
     for mode in modes:
         spec = steps[f"{OF_JOB[mode]} / pretraining"]
-        assert isinstance(spec, PretrainSpec)
         assert (spec.public_model, bool(spec.init_uri)) == ("", True)
     with pytest.raises(BadInput, match="no such file"):
         start(tmp_path, public_model=str(tmp_path / "nowhere"))
+
+
+@given(
+    rows=st.lists(st.integers(1, 8), min_size=60, max_size=200),
+    missing=st.integers(0, 200),
+    most=st.integers(1, 8),
+    batch=st.integers(16, 60),
+    epochs=st.floats(0.5, 20),
+)
+def test_training_without_privacy_reads_its_epochs_over_the_real_rows(
+    rows, missing, most, batch, epochs
+):
+    declared = len(rows) + missing
+    settings = JobSettings(declared_units=declared, batch_size=16, nonprivate_batch_size=batch)
+    updates = settings.updates_after("nonprivate", epochs)
+    store = cast(Any, SimpleNamespace(unit_rows=np.cumsum([0, *rows])))
+    batches = BatchConfig(batch_size=batch, examples_per_step=most)
+    read = updates * pretrain.rows_per_update(store, batches, declared)
+    of_an_epoch = sum(min(count, most) for count in rows)
+    # Both the number of updates and the rows of an update are whole numbers.
+    slack = (updates + 1) * 0.5 + of_an_epoch * batch / declared
+    assert abs(read - epochs * of_an_epoch) <= slack

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 import signal
 import time
@@ -34,9 +32,7 @@ def prepared(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
-def test_interrupted_training_has_one_charge_and_the_same_bits(
-    prepared: Prepared, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_training_has_one_charge_and_the_same_bits(prepared, capfd):
     def run(**changes: object) -> tuple[int, str]:
         code = step.main("pretrain", str(prepared.file(**changes)))
         return code, capfd.readouterr().err
@@ -56,7 +52,6 @@ def test_interrupted_training_has_one_charge_and_the_same_bits(
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert process.stderr is not None
     process.stderr.close()
     # The step resumes from the last checkpoint, not from the beginning.
     prepared.to_another_machine()

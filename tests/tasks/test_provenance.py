@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import math
 import shutil
@@ -327,7 +325,7 @@ ATTACKS: dict[str, tuple[Callable[[Published], StepSpec], str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_invalid_spec_is_refused_before_a_charge(attacked: Published, name: str) -> None:
+def test_invalid_spec_is_refused_before_a_charge(attacked, name):
     make, reason = ATTACKS[name]
     with pytest.raises(BadInput) as refused:
         contract.run_step(make(attacked), attacked.deployment, CONTEXT)
@@ -344,8 +342,8 @@ def test_invalid_spec_is_refused_before_a_charge(attacked: Published, name: str)
     ],
 )
 def test_candidates_of_a_selection_differ_only_in_their_training_and_have_no_time_box(
-    published: Published, candidate: dict[str, Any], reason: str
-) -> None:
+    published, candidate, reason
+):
     selection(published, {}, {"updates": 7})
     with pytest.raises(ValueError, match=reason):
         selection(published, {}, candidate)
@@ -354,9 +352,7 @@ def test_candidates_of_a_selection_differ_only_in_their_training_and_have_no_tim
 
 
 @pytest.mark.parametrize("name", ["operator model", "model"])
-def test_weights_trained_on_private_text_cannot_be_declared_public(
-    published: Published, tmp_path: Path, name: str
-) -> None:
+def test_weights_trained_on_private_text_cannot_be_declared_public(published, tmp_path, name):
     """A copy without statement and result looks like a model of a third party."""
     ours = published.copy(name)
     copy = tmp_path / "copy"
@@ -370,7 +366,7 @@ def test_weights_trained_on_private_text_cannot_be_declared_public(
             declare_public(str(path), published.deployment, known_private=True)
 
 
-def test_cost_of_a_model_includes_all_its_inputs(published: Published) -> None:
+def test_cost_of_a_model_includes_all_its_inputs(published):
     spec = pretraining(published, vocabulary_uri="words elsewhere", init_uri="model")
     result = contract.run_step(spec, published.deployment, CONTEXT)
     (training,) = published.charged()
@@ -387,7 +383,7 @@ def test_cost_of_a_model_includes_all_its_inputs(published: Published) -> None:
     assert metrics["mlm_accuracy_public"].label == "dp"
 
 
-def test_descendants_of_a_nonprivate_training_remain_nonprivate(published: Published) -> None:
+def test_descendants_of_a_nonprivate_training_remain_nonprivate(published):
     spec = pretraining(published, mode="nonprivate", plan=None)
     first = contract.run_step(spec, published.deployment, CONTEXT)
     assert [r.epsilon for r in first.releases][-1] == math.inf
@@ -407,7 +403,7 @@ def test_descendants_of_a_nonprivate_training_remain_nonprivate(published: Publi
     assert published.charged() == before
 
 
-def test_releases_of_inputs_are_recorded_by_the_contract(published: Published) -> None:
+def test_releases_of_inputs_are_recorded_by_the_contract(published):
     spec = CanariesSpec(
         made_up=False, seed=1,
         vocabulary_uri=published.uris["words elsewhere"],
@@ -417,11 +413,10 @@ def test_releases_of_inputs_are_recorded_by_the_contract(published: Published) -
     assert contract.run_step(spec, published.deployment, context).releases == [WORDS_ELSEWHERE]
 
 
-def test_result_of_an_earlier_version_is_refused_as_input(published: Published) -> None:
+def test_result_of_an_earlier_version_is_refused_as_input(published):
     store = Store(published.deployment.store, published.deployment.cache)
     uri = f"{published.uris['public model']}/{RESULT}"
     content = store.read(uri)
-    assert content is not None
     store.write(uri, content.replace(b'"version":3', b'"version":2'))
     with pytest.raises(BadInput, match="not a result of this version"):
         contract.run_step(pretraining(published), published.deployment, CONTEXT)

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +52,7 @@ def imports() -> Any:
 
 
 @pytest.mark.parametrize("kind", [name for name, spec in STEP_CLASSES.items() if spec.code])
-def test_manifest_depends_on_code_that_determines_the_release(kind: str, imports: Any) -> None:
+def test_manifest_depends_on_code_that_determines_the_release(kind, imports):
     """A module that a step newly calls must be added to the spec's `code` or to AFTERWARDS."""
     code = set(code_of(kind)[0])
     expected = [f"{kind}_step"] + ["training_files"] * (kind in ("pretrain", "select"))
@@ -74,7 +71,7 @@ def test_manifest_depends_on_code_that_determines_the_release(kind: str, imports
     assert upstream <= core <= upstream | packages | beside
 
 
-def test_digest_changes_with_the_text_of_the_code(tmp_path: Path) -> None:
+def test_digest_changes_with_the_text_of_the_code(tmp_path):
     for package in ("dp_core", "tasks"):
         shutil.copytree(CHECKOUT / package, tmp_path / package)
     file = tmp_path / "dp_core" / "privacy" / "seed_store.py"
@@ -83,9 +80,7 @@ def test_digest_changes_with_the_text_of_the_code(tmp_path: Path) -> None:
     assert code_digest.__wrapped__("vocabulary", tmp_path) != before
 
 
-def test_libraries_that_compute_a_release_are_named_with_their_versions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_libraries_that_compute_a_release_are_named_with_their_versions(monkeypatch):
     libraries = set(code_of("pretrain")[1])
     assert {"tensorflow", "numpy", "numba", "cryptography", "tokenizers"} <= libraries
     assert "tensorflow" not in code_of("vocabulary")[1]
@@ -96,7 +91,7 @@ def test_libraries_that_compute_a_release_are_named_with_their_versions(
     assert code_digest.__wrapped__("vocabulary") != before
 
 
-def test_code_digest_imports_none_of_the_modules() -> None:
+def test_code_digest_imports_none_of_the_modules():
     program = (
         "import sys; from tasks.releases.manifest import code_digest; code_digest('pretrain'); "
         "assert not {'tensorflow', 'numba', 'dp_core.training'} & set(sys.modules)"

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import Confide
 from release_examples import NOTES, UNIT, bench_of, charged
 from step_outputs import output_folder
 from test_vocabulary_source import SMALL
@@ -75,9 +72,7 @@ def older(registered: Deployment, tmp_path: Path) -> tuple[Deployment, ReleaseRe
     return registered, second
 
 
-def test_release_that_the_restored_ledger_lacks_is_refused_as_input(
-    older: tuple[Deployment, ReleaseRecord],
-) -> None:
+def test_release_that_the_restored_ledger_lacks_is_refused_as_input(older):
     deployment, second = older
     for use in (
         lambda context: charged(context),
@@ -90,16 +85,14 @@ def test_release_that_the_restored_ledger_lacks_is_refused_as_input(
     assert len(Ledger.open(deployment.ledger).history("notes")) == 1
 
 
-def test_doctor_reports_an_output_that_is_newer_than_the_ledger(
-    older: tuple[Deployment, ReleaseRecord],
-) -> None:
+def test_doctor_reports_an_output_that_is_newer_than_the_ledger(older):
     deployment, second = older
     finding = findings(deployment)["releases in the store"]
     assert not finding.ok and finding.needed
     assert second.ledger_id in finding.found and "does not hold it" in finding.found
 
 
-def test_doctor_reports_missing_outputs_and_seeds_of_settled_releases(used: Deployment) -> None:
+def test_doctor_reports_missing_outputs_and_seeds_of_settled_releases(used):
     used.open_store().clear("store://pretrain/aaaaaaaaaaaaaaaa")
     for file in used.seeds.glob("*.json"):
         file.unlink()
@@ -110,7 +103,7 @@ def test_doctor_reports_missing_outputs_and_seeds_of_settled_releases(used: Depl
     assert not seeds.ok and seeds.needed and "the seeds of 1 releases are missing" in seeds.found
 
 
-def test_record_must_agree_with_its_settled_entry(registered: Deployment) -> None:
+def test_record_must_agree_with_its_settled_entry(registered):
     settled, ledger = release(registered), Ledger.open(registered.ledger)
     open_entry = charged(bench_of(registered, "d" * 64)).entry
     confirm_releases(ledger, [settled], "x")
@@ -127,9 +120,7 @@ def test_record_must_agree_with_its_settled_entry(registered: Deployment) -> Non
             confirm_releases(ledger, [settled.model_copy(update=change)], "x")
 
 
-def test_emptied_ledger_is_refused_by_store_or_seeds(
-    registered: Deployment, tmp_path: Path
-) -> None:
+def test_emptied_ledger_is_refused_by_store_or_seeds(registered, tmp_path):
     release(registered)
     registered.seeds.rename(tmp_path / "seeds")
     for file in registered.home.glob("ledger.db*"):
@@ -144,7 +135,7 @@ def test_emptied_ledger_is_refused_by_store_or_seeds(
         open_ledger(registered)
 
 
-def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(used: Deployment) -> None:
+def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(used):
     file = used.home / "ledger.db"
     with sqlite3.connect(file) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -164,9 +155,7 @@ def run(deployment: Deployment) -> list[StepResult]:
     return [contract.run_step(steps[task], deployment, CONTEXT) for task in TASKS]
 
 
-def test_moved_home_reuses_its_outputs_without_a_charge(
-    untracked: Deployment, tmp_path: Path
-) -> None:
+def test_moved_home_reuses_its_outputs_without_a_charge(untracked, tmp_path):
     made = run(untracked)
     before = Ledger.open(untracked.ledger).history(MADE_UP)
     untracked.home.rename(tmp_path / "another place%2F")
@@ -187,7 +176,7 @@ def test_moved_home_reuses_its_outputs_without_a_charge(
     assert str(untracked.home) not in "".join(result.model_dump_json() for result in made)
 
 
-def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked: Deployment) -> None:
+def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked):
     run(untracked)
     with sqlite3.connect(untracked.home / "ledger.db") as db:
         db.execute("UPDATE entries SET state = 'reserved', released_hash = ''")
@@ -195,9 +184,7 @@ def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked: Dep
         run(untracked)
 
 
-def test_deleted_ledger_is_not_replaced_by_a_new_budget(
-    confide: Confide, used: Deployment, at_home: None
-) -> None:
+def test_deleted_ledger_is_not_replaced_by_a_new_budget(confide, used, at_home):
     delete_ledger(used)
     words = ("ledger", "register", "notes", "--unit", "patient", "--epsilon", "2", "--delta")
     code, _, err = confide(*words, "1e-5")
@@ -209,7 +196,7 @@ def test_deleted_ledger_is_not_replaced_by_a_new_budget(
     assert not finding.ok and "ledger is missing" in finding.found
 
 
-def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment: Deployment) -> None:
+def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment):
     Ledger.open(deployment.ledger).register_dataset("notes", UNIT, 2.0, 1e-5)
     record_operator_use(bench_of(deployment), NOTES)
     delete_ledger(deployment)
@@ -220,7 +207,7 @@ def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment: Deploymen
     assert remembered != Ledger.open(deployment.ledger).identity().encode()
 
 
-def test_restored_backup_has_every_entry_seed_and_key(used: Deployment, tmp_path: Path) -> None:
+def test_restored_backup_has_every_entry_seed_and_key(used, tmp_path):
     charged(bench_of(used, "d" * 64))  # begun and not settled
     before = Ledger.open(used.ledger).history("notes")
     key = content_key(used, "content-digest")
@@ -235,7 +222,7 @@ def test_restored_backup_has_every_entry_seed_and_key(used: Deployment, tmp_path
     assert all(finding.ok for finding in findings(used).values() if finding.needed)
 
 
-def test_ledger_in_use_is_copied_consistently(used: Deployment, tmp_path: Path) -> None:
+def test_ledger_in_use_is_copied_consistently(used, tmp_path):
     with sqlite3.connect(used.home / "ledger.db") as busy:
         busy.execute("BEGIN IMMEDIATE")
         busy.execute("UPDATE entries SET run = 'half-way'")
@@ -246,8 +233,8 @@ def test_ledger_in_use_is_copied_consistently(used: Deployment, tmp_path: Path) 
 
 
 def test_backup_is_readable_by_its_owner_only_and_replaces_nothing(
-    confide: Confide, used: Deployment, at_home: None, tmp_path: Path
-) -> None:
+    confide, used, at_home, tmp_path
+):
     assert confide("backup", tmp_path / "backup")[0] == 0
     for file in (tmp_path / "backup", *(tmp_path / "backup").rglob("*")):
         assert file.stat().st_mode & 0o077 == 0, file.name
@@ -255,16 +242,14 @@ def test_backup_is_readable_by_its_owner_only_and_replaces_nothing(
     assert code == 2 and "already" in err
 
 
-def test_backup_of_a_damaged_database_is_refused(used: Deployment, tmp_path: Path) -> None:
+def test_backup_of_a_damaged_database_is_refused(used, tmp_path):
     (used.home / "mlflow.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(ConfideError, match="not complete"):
         copied(used, tmp_path / "backup")
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "a row", "an entry is gone"])
-def test_doctor_reports_a_broken_ledger_and_continues(
-    confide: Confide, used: Deployment, at_home: None, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
+def test_doctor_reports_a_broken_ledger_and_continues(confide, used, at_home, monkeypatch, damage):
     file = used.home / "ledger.db"
     if damage == "overwritten":
         delete_ledger(used)
@@ -298,13 +283,13 @@ def test_doctor_reports_a_broken_ledger_and_continues(
         {"CONFIDE_TRACKING": "sqlite:///mlflow.db"},
     ],
 )
-def test_relative_path_is_refused(environment: dict[str, str]) -> None:
+def test_relative_path_is_refused(environment):
     (name,) = environment
     with pytest.raises(BadInput, match=f"{name}: a relative place"):
         Deployment.from_environment(environment)
 
 
-def test_absolute_paths_and_urls_are_accepted() -> None:
+def test_absolute_paths_and_urls_are_accepted():
     environment = {
         "CONFIDE_HOME": "~/confide",
         "CONFIDE_SEEDS": "/srv/seeds",
@@ -320,9 +305,7 @@ def test_absolute_paths_and_urls_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("inside", [None, "", "ledger.db", "seeds", "messages", "specs"])
-def test_new_or_accessible_home_is_closed_to_other_users(
-    tmp_path: Path, inside: str | None
-) -> None:
+def test_new_or_accessible_home_is_closed_to_other_users(tmp_path, inside):
     home = tmp_path / "home"
     if inside is not None:
         home.mkdir(mode=0o755)
@@ -333,9 +316,7 @@ def test_new_or_accessible_home_is_closed_to_other_users(
 
 
 @pytest.mark.parametrize(("mode", "inside"), [(0o755, "thesis.tex"), (0o1777, "seeds")])
-def test_folder_with_foreign_files_is_refused_as_home(
-    tmp_path: Path, mode: int, inside: str
-) -> None:
+def test_folder_with_foreign_files_is_refused_as_home(tmp_path, mode, inside):
     home = tmp_path / "home"
     home.mkdir()
     (home / inside).touch()
@@ -345,9 +326,7 @@ def test_folder_with_foreign_files_is_refused_as_home(
     assert home.stat().st_mode & 0o7777 == mode
 
 
-def test_password_in_a_url_option_is_not_printed(
-    confide: Confide, at_home: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_in_a_url_option_is_not_printed(confide, at_home, monkeypatch):
     url = "postgresql://127.0.0.1:1/ledger?user=confide&password=hunter2"
     monkeypatch.setenv("CONFIDE_LEDGER", url)
     monkeypatch.setattr(doctor_command, "LOOKS", (doctor_command.ledger,))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -12,12 +10,7 @@ from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Operator
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.mechanisms import (
-    PoissonGaussian,
-    PrivacyUnit,
-    Unaccounted,
-    compose,
-)
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted, compose
 from dp_core.privacy.statement import PrivacyStatement, privacy_statement
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.points import DP_MODEL
@@ -26,18 +19,12 @@ from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of
 from tasks.report.models_table import models_table
 from tasks.report.tables import significant
-from tasks.results import (
-    STATEMENT_DATA,
-    STATEMENT_WORDS,
-    Input,
-    refuse_own_model,
-    write_statement,
-)
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, Input, refuse_own_model, write_statement
 
 RELEASE = record("entry-1", PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT))
 
 
-def test_statement_names_ledger_entries_and_no_seed(tmp_path: Path) -> None:
+def test_statement_names_ledger_entries_and_no_seed(tmp_path):
     write_statement(tmp_path, [RELEASE], made_up=False)
     data = json.loads((tmp_path / STATEMENT_DATA).read_text())
     assert data["private"] is True
@@ -52,14 +39,14 @@ def _used(dataset: str) -> ReleaseRecord:
     return record(f"used-{dataset}", event, dataset)
 
 
-def test_statement_of_a_nonprivate_model_is_marked(tmp_path: Path) -> None:
+def test_statement_of_a_nonprivate_model_is_marked(tmp_path):
     write_statement(tmp_path, [_used("notes")], made_up=False)
     data = json.loads((tmp_path / STATEMENT_DATA).read_text())
     assert (data["private"], data["epsilon"]) == (False, "inf")
     assert "must not be exported" in (tmp_path / STATEMENT_WORDS).read_text()
 
 
-def test_unaccounted_use_of_any_data_set_is_stated_first(tmp_path: Path) -> None:
+def test_unaccounted_use_of_any_data_set_is_stated_first(tmp_path):
     write_statement(tmp_path, [RELEASE, _used("labels")], made_up=False)
     data = json.loads((tmp_path / STATEMENT_DATA).read_text())
     assert (data["private"], data["epsilon"], data["dataset"]) == (False, "inf", "labels")
@@ -67,7 +54,7 @@ def test_unaccounted_use_of_any_data_set_is_stated_first(tmp_path: Path) -> None
     assert (tmp_path / STATEMENT_WORDS).read_text().startswith("# Not private")
 
 
-def test_infinite_epsilon_round_trips_through_json() -> None:
+def test_infinite_epsilon_round_trips_through_json():
     used = _used("notes")
     assert json.loads(used.model_dump_json())["epsilon"] == "inf"
     assert ReleaseRecord.model_validate_json(used.model_dump_json()) == used
@@ -77,7 +64,7 @@ def test_infinite_epsilon_round_trips_through_json() -> None:
 
 
 @pytest.mark.parametrize("name", [STATEMENT_WORDS, STATEMENT_DATA, "result.json", "Privacy.md"])
-def test_model_made_by_confide_is_refused_as_public_model(tmp_path: Path, name: str) -> None:
+def test_model_made_by_confide_is_refused_as_public_model(tmp_path, name):
     (tmp_path / "config.json").write_text("{}")
     refuse_own_model(tmp_path, "public_model")
     (tmp_path / name).write_text("{}")
@@ -85,7 +72,7 @@ def test_model_made_by_confide_is_refused_as_public_model(tmp_path: Path, name: 
         refuse_own_model(tmp_path, "public_model")
 
 
-def test_statement_has_one_line_per_item() -> None:
+def test_statement_has_one_line_per_item():
     words = privacy_statement([RELEASE], made_up=False).paragraphs
     assert sum(line.startswith("• ") for line in words) >= 2
     assert not any("**" in line or line.startswith(("#", "- ")) for line in words)
@@ -132,7 +119,7 @@ def shown(row_of_model: ModelRow, edition: Edition) -> dict[str, float | str | N
     return dict(zip(names, (cell.value for cell in table.rows[0]), strict=True))
 
 
-def test_total_includes_private_fine_tuning_of_the_same_patients() -> None:
+def test_total_includes_private_fine_tuning_of_the_same_patients():
     whole = epsilon_pld(compose(VOCABULARY, TRAINING, TUNING), 3e-6)
     before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
     assert whole > 1.5 * before
@@ -147,7 +134,7 @@ def test_total_includes_private_fine_tuning_of_the_same_patients() -> None:
     assert f"ε = {significant(whole)}" in protected.text
 
 
-def test_labels_of_another_data_set_have_a_separate_total() -> None:
+def test_labels_of_another_data_set_have_a_separate_total():
     cells = shown(row(record("f", TUNING, "labels")), Edition.PUBLISHABLE)
     before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
     assert cells["ε in total, per patient"] == pytest.approx(before)
@@ -156,7 +143,7 @@ def test_labels_of_another_data_set_have_a_separate_total() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["notes", "labels"])
-def test_total_is_infinite_after_fine_tuning_without_privacy(dataset: str) -> None:
+def test_total_is_infinite_after_fine_tuning_without_privacy(dataset):
     row_of_model = row(record("f", NO_PRIVACY, dataset))
     name = "ε in total, per patient" if dataset == "notes" else "ε of “labels”, per patient"
     assert shown(row_of_model, Edition.OPERATOR)[name] == math.inf
@@ -167,7 +154,7 @@ def test_total_is_infinite_after_fine_tuning_without_privacy(dataset: str) -> No
     assert not [n for n in cells if "labels" in n or "before" in n]
 
 
-def test_model_trained_without_privacy_has_an_infinite_total_under_any_name() -> None:
+def test_model_trained_without_privacy_has_an_infinite_total_under_any_name():
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None, shape={})
     row_of_model = model_row(DP_MODEL, {"vocabulary": vocabulary, "pretraining": model}, 1.0)

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -106,7 +103,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     return Chain(tmp_path_factory.mktemp("chain"))
 
 
-def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
+def test_vocabulary_depends_only_on_noised_counts(chain):
     known = (chain.inputs["vocabulary"].folder / "vocab.txt").read_text()
     assert "fever" in known.splitlines()
     assert "q" not in known
@@ -123,9 +120,7 @@ def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
         ("training", pretrain.run, "rows"),
     ],
 )
-def test_input_with_another_digest_is_refused(
-    chain: Chain, name: str, run: Any, source: str
-) -> None:
+def test_input_with_another_digest_is_refused(chain, name, run, source):
     altered = with_facts(chain.inputs[source], digest="0" * 64)
     context = chain.context(f"altered {name}", **{source: altered})
     specs = {"vocabulary": chain.histogram, "phrases": partial(phrasing, chain)}
@@ -134,7 +129,7 @@ def test_input_with_another_digest_is_refused(
 
 
 @pytest.mark.parametrize("name", ["rows", "phrases"])
-def test_more_units_than_declared_are_refused_without_their_number(chain: Chain, name: str) -> None:
+def test_more_units_than_declared_are_refused_without_their_number(chain, name):
     """No single shard exceeds the bound, but all shards together do; held-out units count."""
     bound = {"declared_units": PATIENTS - 1}
     context = chain.context(f"too many {name}")
@@ -147,7 +142,7 @@ def test_more_units_than_declared_are_refused_without_their_number(chain: Chain,
     assert str(PATIENTS) not in str(caught.value)
 
 
-def test_rewritten_corpus_is_refused(chain: Chain) -> None:
+def test_rewritten_corpus_is_refused(chain):
     context = chain.context("written anew")
     context.inputs["corpus"] = corpus_of(context, "notes", notes_of(PATIENTS))
     corpus_of(context, "notes", notes_of(PATIENTS) | {"p1": "no fever"})
@@ -155,7 +150,7 @@ def test_rewritten_corpus_is_refused(chain: Chain) -> None:
         vocabulary.run(chain.histogram(), context)
 
 
-def test_exchanged_shard_is_refused(chain: Chain) -> None:
+def test_exchanged_shard_is_refused(chain):
     context = chain.context("other shard")
     other = corpus_of(chain.context("other corpus"), "notes", {"p1": "no fever"})
     context.inputs["corpus"] = corpus_of(context, "notes", notes_of(PATIENTS))
@@ -165,7 +160,7 @@ def test_exchanged_shard_is_refused(chain: Chain) -> None:
         vocabulary.run(chain.histogram(), context)
 
 
-def test_another_corpus_under_the_same_spec_is_charged_again(chain: Chain) -> None:
+def test_another_corpus_under_the_same_spec_is_charged_again(chain):
     before = len(chain.ledger.history("notes"))
     for number, patients in enumerate((30, 40)):
         corpus = corpus_of(chain.context(f"corpus {number}"), "notes", notes_of(patients))
@@ -173,7 +168,7 @@ def test_another_corpus_under_the_same_spec_is_charged_again(chain: Chain) -> No
     assert len(chain.ledger.history("notes")) == before + 2
 
 
-def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
+def test_number_of_rows_is_for_the_operator(chain):
     context = chain.benches["rows"]
     fit = {"coverage", "fertility", "unknown_words"}
     names = ("units", "rows", "occurrences/HS at 1", *fit)
@@ -183,7 +178,7 @@ def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
     assert context.counted == []
 
 
-def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain) -> None:
+def test_units_are_split_and_canaries_are_planted_in_training_units(chain):
     parts, folder = (token_store.TRAIN, token_store.HELD_OUT), chain.inputs["rows"].folder
     train, held_out = (TokenStore.open(folder / part) for part in parts)
     assert 0 < held_out.n_units < PATIENTS
@@ -201,7 +196,7 @@ def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain
     assert carriers(held_out) == 0
 
 
-def test_scores_of_a_private_training_on_public_text_are_published(chain: Chain) -> None:
+def test_scores_of_a_private_training_on_public_text_are_published(chain):
     model, context = chain.trained
     labels = context.labels()
     assert labels["mlm_accuracy_public"] == labels["mlm_public"] == {DP}
@@ -219,9 +214,7 @@ def test_scores_of_a_private_training_on_public_text_are_published(chain: Chain)
     assert values["mlm_public"].keys() <= spent and max(spent) == chain.training().updates
 
 
-def test_scores_of_an_unreleased_attempt_are_not_published(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_of_an_unreleased_attempt_are_not_published(chain, monkeypatch):
     context, spec = chain.context("two noises"), chain.training(updates=3)
     original = pretrain._manifest
 
@@ -242,20 +235,20 @@ def test_scores_of_an_unreleased_attempt_are_not_published(
     assert {step for name, step, label in steps if name == "mlm_public"} == looks - {1} != set()
 
 
-def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(chain: Chain) -> None:
+def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(chain):
     model, context = chain.unprotected
     assert set().union(*context.labels().values()) == {OPERATOR}
     assert operator_only(model.result.releases)
 
 
-def test_model_records_every_release_that_it_descends_from(chain: Chain) -> None:
+def test_model_records_every_release_that_it_descends_from(chain):
     (words,) = chain.inputs["vocabulary"].result.releases
     first, training = chain.trained[0].result.releases
     assert first == words
     assert training.ledger_id not in ("", words.ledger_id)
 
 
-def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: Path) -> None:
+def test_noise_seed_depends_on_rows_and_initial_weights(chain, tmp_path):
     spec, rows, words = chain.training(), chain.inputs["rows"], chain.inputs["vocabulary"]
     plan = training_plan(spec, 1)
     begun: list[Input | None] = [None]
@@ -271,7 +264,7 @@ def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: 
     assert len(manifests) == 6
 
 
-def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
+def test_exposure_has_the_label_of_its_model(chain):
     for (model, _), label in ((chain.trained, DP), (chain.unprotected, OPERATOR)):
         context = chain.context(f"exposure {label}", model=model)
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
@@ -301,9 +294,7 @@ def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[Step
     return exposure.run(spec, context), context
 
 
-def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_label(
-    chain: Chain,
-) -> None:
+def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_label(chain):
     for name, label in (("dp", DP), ("nonprivate", OPERATOR)):
         answer, context = seeking(chain, chain.causal[name], f"extraction {name}")
         labels = context.labels()
@@ -324,7 +315,7 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
     assert findings_at(context.out, DISCOVERABLE.key) == []  # no rows were requested
 
 
-def test_extraction_compares_training_rows_with_held_out_rows(chain: Chain) -> None:
+def test_extraction_compares_training_rows_with_held_out_rows(chain):
     _, context = seeking(chain, chain.causal["nonprivate"], "guessed")
     (finding,) = findings_at(context.out, DISCOVERABLE.key)
     rows = [ExtractionRow(**row) for row in finding.details["rows"]]
@@ -335,7 +326,7 @@ def test_extraction_compares_training_rows_with_held_out_rows(chain: Chain) -> N
     assert greedy.p_value > 0.9 and greedy.ceiling is None
 
 
-def test_f1_on_private_labels_is_for_the_operator(chain: Chain) -> None:
+def test_f1_on_private_labels_is_for_the_operator(chain):
     context, spec = tuning(chain, chain.trained[0], "tuned")
     answer = finetune.run(spec, context)
     for name, labels in context.labels().items():
@@ -345,7 +336,7 @@ def test_f1_on_private_labels_is_for_the_operator(chain: Chain) -> None:
     assert "documents" not in answer.facts  # facts are published
 
 
-def test_each_fold_is_a_separate_release_with_disjoint_test_documents(chain: Chain) -> None:
+def test_each_fold_is_a_separate_release_with_disjoint_test_documents(chain):
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     before = len(chain.ledger.history("labels"))
     tested: list[str] = []
@@ -363,7 +354,7 @@ def test_each_fold_is_a_separate_release_with_disjoint_test_documents(chain: Cha
 
 
 @pytest.mark.parametrize("predicted", [("O", "O"), ("B-problem", "O")])
-def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str, ...]) -> None:
+def test_f1_of_a_test_part_without_entities_is_not_measured(predicted):
     sentences = [Sentence(("no", "fever"), ("O", "O"), f"d{i}") for i in range(12)]
     spec = spec_of(FinetuneSpec, model_uri="m", entities_uri="e", entity_types=("problem",))
     scores = Tagging(spec).scores(sentences, [predicted] * 12)
@@ -371,9 +362,7 @@ def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str
     assert (scores.f1_by_label, scores.interval) == ({}, None)
 
 
-def test_error_list_is_for_the_operator_and_not_part_of_the_model(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_list_is_for_the_operator_and_not_part_of_the_model(chain, monkeypatch):
     """The predictions are fixed, because a model that is trained with noise may make no error."""
     context, spec = tuning(chain, chain.trained[0], "listed")
 
@@ -405,7 +394,7 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     assert "pain" not in json.dumps(answer.facts)
 
 
-def test_entity_types_not_in_the_settings_are_for_the_operator(chain: Chain) -> None:
+def test_entity_types_not_in_the_settings_are_for_the_operator(chain):
     context, spec = tuning(chain, chain.trained[0], "untold", plan=None, entity_types=(), epochs=1)
     answer = finetune.run(spec, context)
     assert context.labels()["f1/sign"] == {OPERATOR}
@@ -436,7 +425,7 @@ def pairing(
     return context, spec
 
 
-def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain: Chain) -> None:
+def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain):
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
     context, spec = pairing(chain, chain.trained[0], "pairs", public=False, odd="mumps", plan=plan)
     answer = finetune.run(spec, context)
@@ -451,7 +440,7 @@ def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain:
     assert "mumps" not in json.dumps(answer.facts) and "f1/mumps" not in labels
 
 
-def test_interval_of_accuracy_is_resampled_by_document(chain: Chain) -> None:
+def test_interval_of_accuracy_is_resampled_by_document(chain):
     context, spec = pairing(chain, chain.trained[0], "open pairs", public=True, plan=None, epochs=1)
     answer = finetune.run(spec, context)
     counts = answer.facts["documents"]
@@ -464,7 +453,7 @@ def test_interval_of_accuracy_is_resampled_by_document(chain: Chain) -> None:
     assert values["accuracy_low"].value <= right / 60 <= values["accuracy_high"].value
 
 
-def test_head_refuses_labels_of_another_kind(chain: Chain) -> None:
+def test_head_refuses_labels_of_another_kind(chain):
     context, spec = tuning(chain, chain.trained[0], "other", head="classes", class_names=("a", "b"))
     with pytest.raises(BadInput, match="labels are of entities, the head is for classes"):
         finetune.run(spec, context)
@@ -480,7 +469,7 @@ def phrasing(chain: Chain, **changes: Any) -> PhrasesSpec:
     return spec_of(PhrasesSpec, **(given | changes))
 
 
-def test_shared_phrases_are_released_and_charged(chain: Chain) -> None:
+def test_shared_phrases_are_released_and_charged(chain):
     counts = phrases.read_phrases(chain.released.folder)
     assert {"pain in", "no fever"} <= set(counts[2]) and "pain in arm" in counts[3]
     assert not any("q" in phrase for by_phrase in counts.values() for phrase in by_phrase)
@@ -496,7 +485,7 @@ def test_shared_phrases_are_released_and_charged(chain: Chain) -> None:
     assert phrases_entry.ledger_id in {entry.id for entry in chain.ledger.history("notes")}
 
 
-def test_held_out_units_contribute_no_phrases(chain: Chain) -> None:
+def test_held_out_units_contribute_no_phrases(chain):
     texts = {f"p{number}": "pain fever" for number in range(PATIENTS)}
     texts |= {patient: "two days" for patient in texts if is_held_out(patient, 0.5, seed_key(1))}
     corpus = corpus_of(chain.context("halves"), "notes", texts)
@@ -530,9 +519,7 @@ def writing(public: str = "", **config: Any) -> WrittenTextSpec:
         (pretrain, {"store_uri": "rows"}, "must be released"),
     ],
 )
-def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(
-    chain: Chain, step: Any, changes: dict[str, str], message: str
-) -> None:
+def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(chain, step, changes, message):
     if step is written_text:
         spec: Any = writing(**changes)
     elif step is pretrain:
@@ -548,7 +535,7 @@ def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(
     assert len(chain.ledger.history("notes")) == before and not list(context.out.iterdir())
 
 
-def test_written_text_contains_released_words_and_inherits_their_cost(chain: Chain) -> None:
+def test_written_text_contains_released_words_and_inherits_their_cost(chain):
     released = chain.released
     spec = writing("public corpus", written_public_share=0.25)
     chain.inputs["written"] = chain.answer("written", written_text.run, spec)
@@ -583,7 +570,7 @@ def test_written_text_contains_released_words_and_inherits_their_cost(chain: Cha
     assert paid <= set(statement["ledger_ids"]) and statement["private"]
 
 
-def test_released_word_outside_every_phrase_is_written(chain: Chain, tmp_path: Path) -> None:
+def test_released_word_outside_every_phrase_is_written(chain, tmp_path):
     folder = tmp_path / "vocabulary"
     shutil.copytree(chain.inputs["vocabulary"].folder, folder)
     for file, word in ((vocabulary.WORDS, "unwritten"), (vocabulary.RELEASED, "elsewhere")):
@@ -596,7 +583,7 @@ def test_released_word_outside_every_phrase_is_written(chain: Chain, tmp_path: P
     assert "elsewhere" in written and "unwritten" not in written
 
 
-def test_damaged_phrases_are_refused_without_quoting_them(chain: Chain) -> None:
+def test_damaged_phrases_are_refused_without_quoting_them(chain):
     folder = chain.context("damaged").out
     (folder / phrases.FILE).write_text('{"2": {"quoted words": "many"')
     with pytest.raises(BadInput, match="damaged") as caught:

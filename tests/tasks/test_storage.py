@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path
@@ -35,8 +33,8 @@ def _folder(place: Path, files: dict[str, bytes]) -> Path:
 
 
 def test_published_folder_replaces_an_earlier_one_and_is_read_back_completely(
-    store: Store, root: str, tmp_path: Path
-) -> None:
+    store, root, tmp_path
+):
     uri = f"{root}/step/one"
     files = {"x.bin": bytes(range(256)) * 5000, "deep/er/y.txt": "σ".encode(), "empty": b""}
     store.publish(_folder(tmp_path / "first", {"old": b"1", "empty": b"full"}), uri)
@@ -49,9 +47,7 @@ def test_published_folder_replaces_an_earlier_one_and_is_read_back_completely(
         store.local_copy(uri)
 
 
-def test_skipped_files_are_neither_checked_nor_copied(
-    store: Store, root: str, tmp_path: Path
-) -> None:
+def test_skipped_files_are_neither_checked_nor_copied(store, root, tmp_path):
     uri, files = f"{root}/step/shards", {"a/one": b"1" * 1000, "a/two": b"2", "three": b"3"}
     store.publish(_folder(tmp_path / "made", files), uri)
     store.write(f"{uri}/three", b"damaged")
@@ -61,9 +57,7 @@ def test_skipped_files_are_neither_checked_nor_copied(
         assert not (copy / "three").exists()
 
 
-def test_interrupted_download_is_resumed(
-    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_download_is_resumed(tmp_path, bucket, monkeypatch):
     root = f"gs://{bucket}/{tmp_path.name}"
     store, uri = Store(root, tmp_path / "cache"), f"{root}/step/one"
     files = {"a": b"a" * 100, "b": b"b" * 100, "c": b"c" * 100}
@@ -86,16 +80,14 @@ def test_interrupted_download_is_resumed(
 
 
 @pytest.mark.parametrize("change", [b"x", b"", b"more than there was"])
-def test_changed_published_file_is_refused(
-    store: Store, root: str, tmp_path: Path, change: bytes
-) -> None:
+def test_changed_published_file_is_refused(store, root, tmp_path, change):
     store.publish(_folder(tmp_path / "made", {"data": b"w"}), f"{root}/s/bad")
     store.write(f"{root}/s/bad/data", change)
     with pytest.raises(BadInput, match="data is missing or damaged"):
         store.local_copy(f"{root}/s/bad")
 
 
-def test_objects_outside_the_root_are_refused(store: Store, root: str) -> None:
+def test_objects_outside_the_root_are_refused(store, root):
     tails = ("/../elsewhere", "/a/../../elsewhere", "", "x/y")
     elsewhere = ("gs://another/store/x", "/etc/passwd", "file:///etc/passwd")
     for uri in (*(f"{root}{tail}" for tail in tails), *elsewhere):
@@ -104,7 +96,7 @@ def test_objects_outside_the_root_are_refused(store: Store, root: str) -> None:
                 use(uri)
 
 
-def test_symbolic_link_out_of_the_root_is_refused(tmp_path: Path) -> None:
+def test_symbolic_link_out_of_the_root_is_refused(tmp_path):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "file").write_text("private")
     (tmp_path / "store").mkdir()
@@ -114,7 +106,7 @@ def test_symbolic_link_out_of_the_root_is_refused(tmp_path: Path) -> None:
         store.read(f"{tmp_path}/store/link/file")
 
 
-def test_published_name_outside_the_cache_is_refused(tmp_path: Path, bucket: str) -> None:
+def test_published_name_outside_the_cache_is_refused(tmp_path, bucket):
     root = f"gs://{bucket}/{tmp_path.name}"
     store = Store(root, tmp_path / "cache")
     checksums = {"../../escaped": {"sha256": "0" * 64, "bytes": 1}}
@@ -124,7 +116,7 @@ def test_published_name_outside_the_cache_is_refused(tmp_path: Path, bucket: str
     assert not (tmp_path / "escaped").exists()
 
 
-def test_spec_is_read_from_every_kind_of_uri(tmp_path: Path, bucket: str) -> None:
+def test_spec_is_read_from_every_kind_of_uri(tmp_path, bucket):
     file = tmp_path / "a spec.json"
     file.write_bytes(b'{"a": "\xcf\x83"}')
     content = file.read_bytes()
@@ -135,7 +127,7 @@ def test_spec_is_read_from_every_kind_of_uri(tmp_path: Path, bucket: str) -> Non
         assert read_spec(uri) == content
 
 
-def test_truncated_data_uri_is_refused() -> None:
+def test_truncated_data_uri_is_refused():
     whole = data_uri(b"{}" * 50)
     assert base64.b64decode(whole.partition(",")[2]) == b"{}" * 50
     with pytest.raises(BadInput, match="base64"):
@@ -144,7 +136,7 @@ def test_truncated_data_uri_is_refused() -> None:
         read_spec("/no/such/spec.json")
 
 
-def test_remote_source_is_staged(tmp_path: Path, bucket: str) -> None:
+def test_remote_source_is_staged(tmp_path, bucket):
     root = f"gs://{bucket}/{tmp_path.name}"
     store = Store(root, tmp_path / "cache")
     store.write(f"{root}/notes/a/one.txt", b"1")
@@ -157,7 +149,7 @@ def test_remote_source_is_staged(tmp_path: Path, bucket: str) -> None:
         stage_source(f"{root}/nothing", tmp_path / "staged", field="private_path")
 
 
-def test_keyed_digest_depends_on_key_names_and_content(tmp_path: Path) -> None:
+def test_keyed_digest_depends_on_key_names_and_content(tmp_path):
     folder = _folder(tmp_path / "notes", {"a": b"1", "b": b"2"})
     first = keyed_digest(folder, b"key")
     assert first == keyed_digest(folder, b"key") != keyed_digest(folder, b"other key")

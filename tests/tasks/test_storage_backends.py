@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import filecmp
 import os
 import signal
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import CHUNK, RANGE, Backend, backend_for
 from tasks.storage.store import Store
 
@@ -69,7 +66,7 @@ class BackendConformance:
     def backend(self, root: str) -> Backend:
         return backend_for(root)
 
-    def test_file_is_read_back_unchanged(self, backend: Backend, tmp_path: Path) -> None:
+    def test_file_is_read_back_unchanged(self, backend, tmp_path):
         objects = {f"a folder/σ/{size}": size for size in (0, 1, MIB)}
         for key, size in objects.items():
             source = tmp_path / f"source-{size}"
@@ -79,9 +76,7 @@ class BackendConformance:
             assert (tmp_path / "copy").read_bytes() == source.read_bytes()
         assert backend.sizes("a folder") == objects
 
-    def test_object_exists_from_its_writing_to_its_deletion(
-        self, backend: Backend, tmp_path: Path
-    ) -> None:
+    def test_object_exists_from_its_writing_to_its_deletion(self, backend, tmp_path):
         backend.write("step/one/x", b"1")
         backend.write("step/one/x", b"123")
         backend.write("step/one-more/x", b"22")
@@ -105,7 +100,7 @@ class BackendConformance:
         grown = int(answer.stdout)
         assert grown < 2 * CHUNK // MIB, f"{grown} MiB more for a file of {8 * CHUNK // MIB} MiB"
 
-    def test_large_file_is_read_back_unchanged(self, backend: Backend, tmp_path: Path) -> None:
+    def test_large_file_is_read_back_unchanged(self, backend, tmp_path):
         large = large_file(tmp_path, 3 * RANGE - MIB)
         with large.open("ab") as stream:
             stream.write(b"end")
@@ -116,9 +111,7 @@ class BackendConformance:
         with pytest.raises(FileNotFoundError):
             backend.get("y", tmp_path / "copy", 3 * RANGE)
 
-    def test_killed_upload_leaves_no_partial_object(
-        self, backend: Backend, root: str, tmp_path: Path
-    ) -> None:
+    def test_killed_upload_leaves_no_partial_object(self, backend, root, tmp_path):
         elsewhere = Path("/dev/shm")  # noqa: S108 - another disk, from which files cannot be linked
         source = (elsewhere if elsewhere.is_dir() else tmp_path) / f"{os.getpid()}-upload"
         old, new = b"old", bytes(range(256)) * (3 * CHUNK // 256)
@@ -130,7 +123,6 @@ class BackendConformance:
                     [sys.executable, "-c", UPLOAD, root, str(source)], stdout=subprocess.PIPE
                 )
                 with process:
-                    assert process.stdout is not None
                     process.stdout.readline()
                     time.sleep(0.01 + 0.03 * moment)
                     process.send_signal(signal.SIGKILL)
@@ -154,9 +146,7 @@ class TestGoogleStorage(BackendConformance):
         return f"gs://{bucket}/{tmp_path.name}"
 
 
-def test_object_replaced_during_a_download_is_refused(
-    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_object_replaced_during_a_download_is_refused(tmp_path, bucket, monkeypatch):
     root = f"gs://{bucket}/{tmp_path.name}"
     store, made = Store(root, tmp_path / "cache"), tmp_path / "made"
     from google.cloud.storage.blob import Blob  # prints announcements until the store silences it
@@ -186,9 +176,7 @@ def test_object_replaced_during_a_download_is_refused(
     assert not [f for f in (tmp_path / "cache").iterdir() if f.is_dir() and not f.suffix]
 
 
-def test_missing_credentials_are_reported_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_credentials_are_reported_in_one_line(tmp_path, monkeypatch):
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
@@ -209,7 +197,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_full_disk_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> None:
+def test_full_disk_leaves_no_partial_file(small_disk, tmp_path):
     backend = backend_for(str(small_disk / "store"))
     backend.write("object", b"old")
     large = large_file(tmp_path, MIB)
@@ -222,8 +210,8 @@ def test_full_disk_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> N
 
 
 def test_full_disk_is_reported_in_one_line_and_the_step_can_be_repeated(
-    small_disk: Path, tmp_path: Path, tracked: Deployment
-) -> None:
+    small_disk, tmp_path, tracked
+):
     from tasks.protocol.job import job_steps
     from tasks.protocol.settings import JobSettings
 

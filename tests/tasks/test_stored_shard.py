@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import uuid
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -8,14 +6,7 @@ import pytest
 
 from dp_core.cluster.node import make_secrets
 from dp_core.cluster.ray_cluster import RayCluster
-from dp_core.data.corpus import (
-    Document,
-    Shard,
-    documents_of,
-    read_shard,
-    shards_of,
-    write_corpus,
-)
+from dp_core.data.corpus import Document, Shard, documents_of, read_shard, shards_of, write_corpus
 from dp_core.errors import BadInput
 from tasks import context as contexts
 from tasks.context import StepContext, StoredShard
@@ -57,9 +48,7 @@ def copies_in(home: Path) -> list[Path]:
     return [file for file in home.rglob("*.parquet") if file.is_file()]
 
 
-def test_pickled_shard_is_read_from_the_bucket_once(
-    published: tuple[str, list[Shard]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickled_shard_is_read_from_the_bucket_once(published, home, monkeypatch):
     for local, remote in zip(published[1], of_bucket(published), strict=True):
         arrived = ForkingPickler.loads(bytes(ForkingPickler.dumps(remote)))
         assert list(read_shard(arrived)) == list(read_shard(local))
@@ -69,7 +58,7 @@ def test_pickled_shard_is_read_from_the_bucket_once(
     assert list(read_shard(of_bucket(published)[0])) == list(read_shard(published[1][0]))
 
 
-def test_shards_of_equal_content_share_one_copy(bucket: str, home: Path, tmp_path: Path) -> None:
+def test_shards_of_equal_content_share_one_copy(bucket, home, tmp_path):
     write_corpus([Document("1", "p", "x")], tmp_path / "corpus", 8)
     uri = f"gs://{bucket}/{uuid.uuid4().hex}/corpus/x"
     Store(uri.rpartition("/corpus/")[0], tmp_path / "cache").publish(tmp_path / "corpus", uri)
@@ -78,9 +67,7 @@ def test_shards_of_equal_content_share_one_copy(bucket: str, home: Path, tmp_pat
     assert len(copies_in(home)) == len({shard.sha256 for shard in shards}) == 2
 
 
-def test_damaged_copy_of_a_shard_and_missing_shard_are_refused(
-    published: tuple[str, list[Shard]], home: Path
-) -> None:
+def test_damaged_copy_of_a_shard_and_missing_shard_are_refused(published, home):
     (shard, *_) = of_bucket(published)
     list(read_shard(shard))
     (copy,) = copies_in(home)
@@ -92,9 +79,7 @@ def test_damaged_copy_of_a_shard_and_missing_shard_are_refused(
         list(read_shard(missing))
 
 
-def test_cache_of_shards_keeps_the_latest_within_its_limit(
-    published: tuple[str, list[Shard]], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_of_shards_keeps_the_latest_within_its_limit(published, home, monkeypatch):
     shards = of_bucket(published)
     limit = 2 * max(shard.size for shard in shards) + 1
     monkeypatch.setattr(contexts, "SHARD_BYTES", limit)
@@ -116,9 +101,7 @@ def deployment(home: Path, **variables: str) -> Deployment:
 
 
 @pytest.mark.parametrize("place", ["pool", "in-process", "local:2"])
-def test_step_opens_a_corpus_without_downloading_shards(
-    published: tuple[str, list[Shard]], tmp_path: Path, home: Path, place: str
-) -> None:
+def test_step_opens_a_corpus_without_downloading_shards(published, tmp_path, home, place):
     uri, shards = published
     context = Bench(deployment(tmp_path, CONFIDE_CLUSTER=place))
     context.store = Store(uri.rpartition("/corpus/")[0], tmp_path / "cache")
@@ -133,9 +116,7 @@ def test_step_opens_a_corpus_without_downloading_shards(
     assert len(list(documents_of(corpus_shards))) == 40
 
 
-def test_step_opens_one_cluster_connection_and_closes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_opens_one_cluster_connection_and_closes_it(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(RayCluster, "close", lambda self: closed.append(self))
     make_secrets(tmp_path / "secrets")
@@ -149,7 +130,7 @@ def test_step_opens_one_cluster_connection_and_closes_it(
     assert closed == [cluster]
 
 
-def test_cluster_without_secrets_is_refused(tmp_path: Path) -> None:
+def test_cluster_without_secrets_is_refused(tmp_path):
     with pytest.raises(BadInput, match="without token and TLS"):
         assert Bench(deployment(tmp_path, CONFIDE_CLUSTER=ADDRESS)).cluster
     settings = {"CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": str(tmp_path)}
@@ -157,7 +138,7 @@ def test_cluster_without_secrets_is_refused(tmp_path: Path) -> None:
         assert Bench(deployment(tmp_path, **settings)).cluster
 
 
-def test_local_workers_do_not_receive_the_secrets_of_the_step(tmp_path: Path) -> None:
+def test_local_workers_do_not_receive_the_secrets_of_the_step(tmp_path):
     secret = {
         "CONFIDE_LEDGER": "postgresql://ledger:password@host/ledger",
         "CONFIDE_LEDGER_READER": "postgresql://reader:password@host/ledger",
@@ -177,7 +158,7 @@ def test_local_workers_do_not_receive_the_secrets_of_the_step(tmp_path: Path) ->
     assert not Deployment.from_environment(received).holds_seeds
 
 
-def test_only_steps_that_need_the_cluster_receive_its_address() -> None:
+def test_only_steps_that_need_the_cluster_receive_its_address():
     settings = {
         "CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": "/secrets", "CONFIDE_HOSTS": "2",
     }  # fmt: skip
@@ -191,6 +172,6 @@ def test_only_steps_that_need_the_cluster_receive_its_address() -> None:
 @pytest.mark.parametrize(
     ("cluster", "hosts"), [("pool", "2"), ("", "1"), ("local:2", "two"), ("local:2", "99999")]
 )
-def test_invalid_number_of_hosts_is_refused(tmp_path: Path, cluster: str, hosts: str) -> None:
+def test_invalid_number_of_hosts_is_refused(tmp_path, cluster, hosts):
     with pytest.raises(BadInput, match="CONFIDE_HOSTS"):
         deployment(tmp_path, CONFIDE_CLUSTER=cluster, CONFIDE_HOSTS=hosts)

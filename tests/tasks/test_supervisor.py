@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -31,9 +29,7 @@ def child_of(tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("parent_is_killed", [False, True])
-def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(
-    tmp_path: Path, parent_is_killed: bool
-) -> None:
+def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(tmp_path, parent_is_killed):
     started = start(tmp_path, STUBBORN_CHILD)
     child = child_of(tmp_path)
     assert started.is_alive()
@@ -46,7 +42,7 @@ def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(
     assert not alive(child)
 
 
-def test_reused_pid_is_not_stopped(tmp_path: Path) -> None:
+def test_reused_pid_is_not_stopped(tmp_path):
     other = start(tmp_path, "exec sleep 60")
     stale = replace(other, birth="1")  # as an old state file may record it
     try:
@@ -57,7 +53,7 @@ def test_reused_pid_is_not_stopped(tmp_path: Path) -> None:
         supervisor.stop([other], 0.1, for_the_rest=0.1)
 
 
-def test_pid_of_an_earlier_boot_is_not_stopped(tmp_path: Path) -> None:
+def test_pid_of_an_earlier_boot_is_not_stopped(tmp_path):
     other = start(tmp_path, STUBBORN_CHILD)
     child = child_of(tmp_path)
     stale = replace(other, boot="0b6e2a52-of-another-boot")
@@ -98,7 +94,6 @@ def leased(kind: str, given: str | None = None, **variables: str) -> tuple[int, 
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     if given is not None:  # the input stays open
         process.stdin.write(given)
@@ -109,11 +104,11 @@ def leased(kind: str, given: str | None = None, **variables: str) -> tuple[int, 
 
 
 @pytest.mark.parametrize(("kind", "code"), [("patient", -signal.SIGTERM), ("deaf", 143)])
-def test_step_ends_when_its_launcher_closes_the_lease(kind: str, code: int) -> None:
+def test_step_ends_when_its_launcher_closes_the_lease(kind, code):
     ended, log = leased(kind, CONFIDE_LEASE="stdin")
     assert ended == code and "the launcher of this step has ended" in log
 
 
-def test_closed_input_without_a_lease_and_input_on_a_lease_do_not_end_the_step() -> None:
+def test_closed_input_without_a_lease_and_input_on_a_lease_do_not_end_the_step():
     assert leased("short")[0] == 0
     assert leased("short", "anything\n", CONFIDE_LEASE="stdin")[0] == 0

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -8,12 +6,11 @@ from release_examples import bench_of
 from test_plans import LABELS, PRIVATE
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol.job import budget_of_run, job_steps, point_and_task, point_steps
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import FinetuneSpec, PretrainSpec, StepSpec, VocabularySpec
+from tasks.protocol.specs import FinetuneSpec, PretrainSpec, StepSpec
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release, register_plans
 from tasks.runtime.deployment import Deployment
@@ -22,7 +19,7 @@ from tasks.steps import budget_step as budget
 # The vocabulary is public, so only trainings are charged.
 PUBLIC_LABELS: dict[str, Any] = PRIVATE | {
     "vocabulary_source": "public", "sweep_noise_multipliers": "2", "sweep_batch_sizes": "60",
-    "sweep_epochs": "1",
+    "sweep_epochs": "1", "entities_format": "synthetic",
 }  # fmt: skip
 PRIVATE_LABELS: dict[str, Any] = PUBLIC_LABELS | LABELS | {
     "entities_train": __file__, "entities_test": "", "entities_folds": 5,
@@ -55,7 +52,7 @@ def points_by_output(settings: SweepSettings) -> dict[tuple[str, str], str]:
     return {(task, output): point for (point, task), output in named}
 
 
-def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: Deployment) -> None:
+def test_fine_tuning_on_public_labels_costs_nothing(ledger, deployment):
     free = {
         "entities_folds": 5, "sweep_finetune_seeds": 3, "sweep_finetune_epochs": "1,2",
         "sweep_finetune_learning_rates": "1e-4,1e-3", "sweep_finetune_batch_sizes": "16,32",
@@ -75,15 +72,13 @@ def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: 
     assert job.output == training.output
 
 
-def test_every_point_of_a_sweep_is_charged(ledger: Ledger, deployment: Deployment) -> None:
+def test_every_point_of_a_sweep_is_charged(ledger, deployment):
     grid = {"sweep_noise_multipliers": "2,4", "sweep_epochs": "1,2"}
     planned(deployment, **PUBLIC_LABELS | grid)
     assert len(ledger.history("notes")) == 4
 
 
-def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(ledger, deployment):
     """Two seeds of a training cost as much as two trainings, and baselines cost nothing."""
     causal = PUBLIC_LABELS | {"model_kind": "gpt2", "sweep_noise_multipliers": "2,4"}
     settings = SweepSettings.model_validate(
@@ -116,9 +111,7 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     assert not any("entities" in source.field for source in budget_of_run(settings).reads)
 
 
-def test_each_seed_of_the_private_training_is_charged(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_each_seed_of_the_private_training_is_charged(ledger, deployment):
     """Seeds that an earlier run has charged are not charged again."""
     planned(deployment, "an earlier run", **PUBLIC_LABELS)
     assert len(ledger.history("notes")) == 1
@@ -134,9 +127,7 @@ def test_each_seed_of_the_private_training_is_charged(
     assert len(ledger.history("notes")) == 3
 
 
-def test_each_private_fine_tuning_is_charged_and_their_training_once(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_each_private_fine_tuning_is_charged_and_their_training_once(ledger, deployment):
     settings = PRIVATE_LABELS | {
         "sweep_finetune_noise_multipliers": "2,4", "sweep_finetune_seeds": 2,
     }  # fmt: skip
@@ -155,7 +146,7 @@ def test_each_private_fine_tuning_is_charged_and_their_training_once(
     assert cost["planned_epsilon/notes"] == pytest.approx(epsilon_pld(EVENT, 1e-6))
 
 
-def test_total_delta_counts_shared_trainings_once() -> None:
+def test_total_delta_counts_shared_trainings_once():
     """The total δ must stay below 1/6000 = 1.67e-4 and below 1/400 = 2.5e-3."""
     near = PUBLIC_LABELS | {"delta": 1.5e-4, "entities_folds": 10}
     SweepSettings.model_validate(near)
@@ -167,7 +158,7 @@ def test_total_delta_counts_shared_trainings_once() -> None:
         SweepSettings.model_validate(tuned | {"sweep_finetune_seeds": 2})
 
 
-def test_noise_scaled_with_the_root_of_the_batch_keeps_epsilon_similar() -> None:
+def test_noise_scaled_with_the_root_of_the_batch_keeps_epsilon_similar():
     settings = PUBLIC_LABELS | {"sweep_batch_sizes": "60,240", "sweep_noise_scaling": "sqrt-batch"}
     small, large = specs(PretrainSpec, **settings)
     assert (small.plan.noise_multiplier, large.plan.noise_multiplier) == (2.0, 4.0)
@@ -176,9 +167,9 @@ def test_noise_scaled_with_the_root_of_the_batch_keeps_epsilon_similar() -> None
     assert epsilons[1] == pytest.approx(epsilons[0], rel=0.1)
 
 
-def test_listed_points_inherit_settings_of_the_job() -> None:
+def test_listed_points_inherit_settings_of_the_job():
     settings = SweepSettings.model_validate(
-        PRIVATE
+        PUBLIC_LABELS
         | {"sweep_points": "batch_size=64; epochs=1, finetune_epochs=7", "sweep_epochs": "99"}
     )
     first, second = (settings.job(point) for point in settings.points())
@@ -194,7 +185,7 @@ def test_listed_points_inherit_settings_of_the_job() -> None:
     ]
 
 
-def test_every_point_is_fine_tuned_from_its_training_on_its_fold() -> None:
+def test_every_point_is_fine_tuned_from_its_training_on_its_fold():
     settings = SweepSettings.model_validate(
         PUBLIC_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2, "entities_folds": 3}
     )
@@ -220,9 +211,7 @@ WITH_BASELINES: dict[str, Any] = PRIVATE_LABELS | {
 }  # fmt: skip
 
 
-def test_baselines_cost_nothing_and_their_sources_are_in_the_budget_spec(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_baselines_cost_nothing_and_their_sources_are_in_the_budget_spec(ledger, deployment):
     """Baselines have neither private fine-tuning nor phrases."""
     alone = WITH_BASELINES | {"sweep_baselines": "", "sweep_checkpoints": ""}
     before = planned(deployment, **alone)
@@ -248,7 +237,7 @@ EXPECTED = {
 }
 
 
-def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
+def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds():
     sweep = SweepSettings.model_validate(WITH_BASELINES | {"sweep_finetune_seeds": 3})
     points = [point for point in sweep.points() if point.baseline]
     assert [(p.finetune_seed, p.fold) for p in points[:15]] == [
@@ -262,8 +251,6 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
         steps = point_steps(sweep, point)
         name = point.name.partition(" · ")[0]
         vocabulary, model, tuned = (steps[n] for n in ("vocabulary", "pretraining", "finetuning"))
-        assert isinstance(vocabulary, VocabularySpec) and isinstance(model, PretrainSpec)
-        assert isinstance(tuned, FinetuneSpec)
         assert (model.plan, tuned.plan) == (None, None)
         assert (tuned.seed, tuned.fold) == (point.finetune_seed, point.fold)
         assert tuned.model_uri == steps["exposure"].model_dump()["model_uri"] == model.output
@@ -289,7 +276,7 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
         assert steps_of_point[task].output == job[f"Public text only / {task}"].output
 
 
-def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Deployment) -> None:
+def test_epochs_from_checkpoints_are_one_release(ledger, deployment):
     """Points that differ only in epochs share a training; another σ needs a separate training."""
     changed = PUBLIC_LABELS | {
         "sweep_points": "epochs=1;epochs=4;epochs=2,finetune_epochs=7;"
@@ -310,7 +297,6 @@ def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Dep
     specs_of = {p: point_steps(settings, p) for p in points}
     first, last, tuned, other = (specs_of[point] for point in points[:4])
     training = first["pretraining"]
-    assert isinstance(training, PretrainSpec)
     assert (training.updates, training.kept_updates) == (400, (100, 200))
     assert training == last["pretraining"] == tuned["pretraining"] != other["pretraining"]
     for steps, updates in ((first, 100), (last, 0), (tuned, 200), (other, 0)):
@@ -341,9 +327,7 @@ def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Dep
     assert all(not point.is_on_the_way for point in apart.points())
 
 
-def test_large_sweep_is_split_into_pages_and_reported_completely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_sweep_is_split_into_pages_and_reported_completely(monkeypatch):
     """Airflow maps a bounded number of points at a time, but all are charged and reported."""
     monkeypatch.setattr("tasks.protocol.settings.PAGE", 10)
     grid = ",".join(f"{2 + i / 1000:g}" for i in range(7))
@@ -363,6 +347,7 @@ def test_large_sweep_is_split_into_pages_and_reported_completely(
 
 
 CAUSAL = {"model_kind": "gpt2"}
+UNLABELLED = {"entities_format": "none"}
 CHECKPOINTS = {"sweep_epochs_from": "checkpoints"}
 OPTUNA = {"sweep_search": "optuna"}
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -396,15 +381,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         CAUSAL | {"sweep_points": "epochs=1; epochs=2,finetune_epochs=2,finetune_batch_size=8"},
         "sweep_points: a causal model is not fine-tuned",
     ),
-    (CAUSAL | {"holdout": 0}, "holdout: causal models are compared by"),
-    (CAUSAL | CHECKPOINTS, "sweep_epochs_from: causal models are compared by"),
+    (CAUSAL | {"holdout": 0}, "holdout: .* compared by the perplexity"),
+    (UNLABELLED | {"holdout": 0}, "holdout: .* compared by the accuracy of masked tokens"),
+    (UNLABELLED | {"sweep_finetune_seeds": 2}, "sweep_finetune_seeds: no labelled text is read"),
+    (CAUSAL | CHECKPOINTS, "sweep_epochs_from: without fine-tuning"),
     (CAUSAL | {"selection": "random-count"}, "selection: random-count chooses by accuracy under"),
-    (CAUSAL | OPTUNA | {"sweep_epochs": "1,2"}, "sweep_search: causal models are compared by"),
-    (CAUSAL | {"sweep_checkpoints": "/a/gpt2"}, "sweep_checkpoints: the perplexity of a causal"),
+    (CAUSAL | OPTUNA | {"sweep_epochs": "1,2"}, "sweep_search: without fine-tuning"),
+    (CAUSAL | {"sweep_checkpoints": "/a/gpt2"}, "sweep_checkpoints: without fine-tuning"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "reason"), WRONG)
-def test_invalid_sweep_setting_is_refused_by_name(wrong: dict[str, Any], reason: str) -> None:
+def test_invalid_sweep_setting_is_refused_by_name(wrong, reason):
     with pytest.raises(ValidationError, match=reason):
         SweepSettings.model_validate(PUBLIC_LABELS | wrong)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -144,7 +142,7 @@ def epsilon_of(trainings: int) -> Any:
     return pytest.approx(total_epsilon(events, trainings * 1e-5))
 
 
-def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) -> None:
+def test_failed_point_is_listed_and_included_once_finished(tracked):
     Ledger.open(tracked.ledger).register_made_up("notes")
     first, second = (point_steps(SETTINGS, point) for point in SETTINGS.points())
     report = job_steps(SETTINGS)["report"]
@@ -173,7 +171,7 @@ def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) 
     assert contract.run_step(report, tracked, CONTEXT) == whole  # the result is reused
 
 
-def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) -> None:
+def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked):
     """Trainings 1 and 2, on folds 1 and 2: F1 of 0.8, 0.6 and 0.7, 0.3 over ten documents each."""
     Ledger.open(tracked.ledger).register_made_up("notes")
     settings = sweep_with(
@@ -224,9 +222,7 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
 
 
-def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
-    tracked: Deployment,
-) -> None:
+def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(tracked):
     """With private text, exact counts of a baseline do not make other metrics operator-only."""
     settings = sweep_of_private_text(tracked, "public,nonprivate")
     exact = Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT)
@@ -283,9 +279,7 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     assert interval["label"] == "operator" and " – " in interval["text"]
 
 
-def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(
-    tracked: Deployment,
-) -> None:
+def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(tracked):
     settings = sweep_of_private_text(tracked, "nonprivate")
     exact = record("exact", Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT), delta=0.0)
     (point,) = (candidate for candidate in settings.points() if candidate.baseline)
@@ -301,9 +295,7 @@ def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(
         assert "No training with differential privacy of this sweep has finished" in page
 
 
-def test_causal_models_are_compared_by_private_perplexity(
-    tracked: Deployment,
-) -> None:
+def test_causal_models_are_compared_by_private_perplexity(tracked):
     """On private text, one training of the second setting diverged and has no perplexity."""
     settings = sweep_of_private_text(
         tracked, "public-training", model_kind="feed-forward", sweep_seeds=2,
@@ -353,7 +345,7 @@ def test_causal_models_are_compared_by_private_perplexity(
 
 
 @pytest.mark.parametrize("seeds", [7, 8])
-def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked: Deployment, seeds: int) -> None:
+def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked, seeds):
     """Accuracy of pairs, as Jagannatha et al. 2021 report MedNLI."""
     Ledger.open(tracked.ledger).register_made_up("notes")
     settings = sweep_with(sweep_noise_multipliers="1", sweep_finetune_seeds=seeds, head="pairs")
@@ -378,9 +370,7 @@ def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked: Deployment, see
         assert best is None
 
 
-def test_checkpoints_of_one_training_share_its_epsilon(
-    tracked: Deployment,
-) -> None:
+def test_checkpoints_of_one_training_share_its_epsilon(tracked):
     """Two seeds after 1 and 4 epochs: two charges, and every row has the ε of both."""
     Ledger.open(tracked.ledger).register_made_up("notes")
     settings = sweep_with(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -39,8 +37,8 @@ def states(ledger: Ledger) -> list[State]:
     [("success", State.WITHDRAWN), ("error", State.WITHDRAWN), ("release", State.RESERVED)],
 )
 def test_plan_of_which_no_release_has_begun_is_withdrawn_at_the_end_of_its_run(
-    deployment: Deployment, ledger: Ledger, end: str, state: State
-) -> None:
+    deployment, ledger, end, state
+):
     with suppress(BadInput), plans_given_back(deployment, RUN) as given_back:
         ledger.register_plan([reservation()])
         assert given_back == [] and killed_runs(deployment) == frozenset()
@@ -72,9 +70,7 @@ with stops_on_signals(), plans_given_back(deployment, run):
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(
-    deployment: Deployment, ledger: Ledger, end: signal.Signals
-) -> None:
+def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(deployment, ledger, end):
     words = [sys.executable, "-c", PROGRAM, str(deployment.home), "cli/other"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "planned\n"
@@ -90,7 +86,7 @@ def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(
     assert killed_runs(deployment) == frozenset()
 
 
-def test_last_step_of_a_dag_run_withdraws_its_plan(untracked: Deployment, ledger: Ledger) -> None:
+def test_last_step_of_a_dag_run_withdraws_its_plan(untracked, ledger):
     spec = GiveBackSpec(made_up=False)
     for number in (1, 2):  # the result of an earlier run must not be reused
         context = CONTEXT.model_copy(update={"run_key": f"dp_bert/{number}", "task": "give_back"})
@@ -121,20 +117,16 @@ def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: An
             return
 
 
-def test_wrong_column_name_plans_nothing(
-    untracked: Deployment, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_wrong_column_name_plans_nothing(untracked, ledger, tmp_path):
     write_notes(tmp_path)
-    wrong = job(tmp_path, jsonl_fields="note,patient_id,document_id")
-    with pytest.raises(BadInput, match=r"jsonl_fields|note"):
+    wrong = job(tmp_path, private_columns="text:note,patient:patient_id")
+    with pytest.raises(BadInput, match="a field is missing"):
         run_until_reserved(wrong, untracked)
     assert ledger.history("notes") == []
 
 
 @pytest.mark.parametrize("unit", ["patient", "document", "example"])
-def test_more_units_than_declared_are_refused_before_the_charge(
-    untracked: Deployment, ledger: Ledger, tmp_path: Path, unit: str
-) -> None:
+def test_more_units_than_declared_are_refused_before_the_charge(untracked, ledger, tmp_path, unit):
     write_notes(tmp_path)
     settings = job(tmp_path)
     units = UnitConfig(declared_units=29, unit=unit, words_per_unit=16)
@@ -146,8 +138,8 @@ def test_more_units_than_declared_are_refused_before_the_charge(
 
 @pytest.mark.parametrize("tag", ["B-problem", "O"])
 def test_private_labels_without_an_entity_are_refused_before_the_charge(
-    untracked: Deployment, ledger: Ledger, tmp_path: Path, tag: str
-) -> None:
+    untracked, ledger, tmp_path, tag
+):
     write_notes(tmp_path)
     (tmp_path / "labels.tsv").write_text(f"Pain\t{tag}\n\n" * 3)
     paths = dict.fromkeys(("entities_train", "entities_test"), str(tmp_path / "labels.tsv"))

@@ -11,12 +11,7 @@ from step_outputs import output_folder
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
-from dp_core.models.hugging_face import (
-    load_model,
-    load_with_vocabulary,
-    read_vocabulary,
-    save,
-)
+from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary, save
 from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
@@ -94,10 +89,9 @@ def bert(untracked: Deployment, tmp_path: Path) -> Path:
     "source",
     ["public", "checkpoint", "public+private", "private", "checkpoint+private", "nonprivate"],
 )
-def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> None:
+def test_public_sources_cost_nothing_and_need_no_private_corpus(source):
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = job_steps(job)["vocabulary"]
-    assert isinstance(spec, VocabularySpec)
     charged = [c.step for c in budget_of_run(job).charged]
     if source in ("public", "checkpoint"):
         assert not spec.corpus_uri and spec.needs == {Need.CLUSTER}
@@ -109,9 +103,7 @@ def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> 
         assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
 
 
-def test_public_vocabulary_needs_no_ledger_seed_or_private_text(
-    untracked: Deployment,
-) -> None:
+def test_public_vocabulary_needs_no_ledger_seed_or_private_text(untracked):
     job = Job(untracked, vocabulary_source="public")
     result = job.run("public_corpus", "vocabulary")  # without a private corpus
     assert job.charges == []
@@ -136,9 +128,7 @@ def test_public_vocabulary_needs_no_ledger_seed_or_private_text(
         ("nonprivate", {}, "corpus_uri"),
     ],
 )
-def test_vocabulary_spec_must_name_exactly_the_inputs_of_its_source(
-    source: str, given: dict[str, str], reason: str
-) -> None:
+def test_vocabulary_spec_must_name_exactly_the_inputs_of_its_source(source, given, reason):
     body = {
         "made_up": False, "dataset": "notes", "seed": 1, "step": "vocabulary",
         "config": {"vocabulary_source": source}, **given,
@@ -147,7 +137,7 @@ def test_vocabulary_spec_must_name_exactly_the_inputs_of_its_source(
         spec_from_json(json.dumps(body))
 
 
-def test_impossible_vocabulary_sources_are_refused() -> None:
+def test_impossible_vocabulary_sources_are_refused():
     for settings, reason in (
         ({"vocabulary_source": "checkpoint"}, "public_model"),
         (
@@ -164,9 +154,7 @@ def test_impossible_vocabulary_sources_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_released_words_become_tokens(
-    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_released_words_become_tokens(untracked, monkeypatch, kind):
     """Released words take precedence over merges of public words."""
     given: list[tuple[dict[str, int], list[str]]] = []
     split = subwords.KINDS["wordpiece" if kind == "bert" else "byte-level-bpe"]
@@ -196,7 +184,7 @@ def test_released_words_become_tokens(
     assert written & {"vocab.txt", "vocab.json", "merges.txt"} == files
 
 
-def test_changed_public_words_are_charged_as_a_new_release(untracked: Deployment) -> None:
+def test_changed_public_words_are_charged_as_a_new_release(untracked):
     """The same private corpus counted without other public words needs another noise seed."""
     job = Job(untracked)
     job.run("private_corpus", "public_corpus", "vocabulary")
@@ -218,7 +206,7 @@ def test_changed_public_words_are_charged_as_a_new_release(untracked: Deployment
     assert (job.folder("vocabulary") / "vocab.txt").read_text() != before
 
 
-def test_altered_public_corpus_is_refused(untracked: Deployment) -> None:
+def test_altered_public_corpus_is_refused(untracked):
     job = Job(untracked, vocabulary_source="public")
     job.run("public_corpus")
     result = json.loads((job.folder("public_corpus") / "result.json").read_text())
@@ -231,7 +219,7 @@ def test_altered_public_corpus_is_refused(untracked: Deployment) -> None:
 # --- tokens of a checkpoint
 
 
-def test_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, bert: Path) -> None:
+def test_checkpoint_keeps_its_tokens_and_embeddings(untracked, bert):
     job = Job(untracked, vocabulary_source="checkpoint+private", public_model=str(bert))
     result = job.run(
         "private_corpus", "public_corpus", "checkpoint", "vocabulary", "canaries",
@@ -256,7 +244,7 @@ def test_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, bert:
         np.testing.assert_allclose(ours[tokens.index(token)], old[positions].mean(0), rtol=1e-6)
 
 
-def test_checkpoint_baseline_is_evaluated_unchanged(untracked: Deployment, bert: Path) -> None:
+def test_checkpoint_baseline_is_evaluated_unchanged(untracked, bert):
     """The operator's scores on private rows do not make the model private."""
     changes = {"sweep_points": "noise_multiplier=1", "sweep_checkpoints": str(bert)}
     sweep = SweepSettings.model_validate(SMALL | changes)
@@ -279,7 +267,7 @@ def test_checkpoint_baseline_is_evaluated_unchanged(untracked: Deployment, bert:
         np.testing.assert_array_equal(ours.parameters[name], ordered)
 
 
-def test_cased_and_undeclared_checkpoints_are_refused(untracked: Deployment, bert: Path) -> None:
+def test_cased_and_undeclared_checkpoints_are_refused(untracked, bert):
     (bert / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
     with pytest.raises(BadInput, match="declare-public"):
@@ -292,7 +280,7 @@ def test_cased_and_undeclared_checkpoints_are_refused(untracked: Deployment, ber
 # --- exact counts, for the operator
 
 
-def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployment) -> None:
+def test_all_results_after_exact_counts_are_for_the_operator(untracked):
     """Even a charged DP training yields a model without finite ε."""
     job = Job(untracked, vocabulary_source="nonprivate", model_kind="gpt2")
     spec = job.steps["vocabulary"]
@@ -324,7 +312,7 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployme
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
 
 
-def test_gpt2_checkpoint_keeps_its_merges(untracked: Deployment, tmp_path: Path) -> None:
+def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     """The folder is as OpenAI publishes it: one special token, and text with case."""
     words = {"Fever": 9, " is": 8, " common": 7, " Pain": 6}
     learned = byte_level.learn(words, 290, ())

@@ -1,4 +1,4 @@
-"""Documents from folders of plain text, and from JSON lines.
+"""Documents from folders of plain text.
 
 Of plain text, a file is a document, named by its path. A file directly in the folder names no
 patient; for a file in a subfolder, the subfolder at the top is the patient
@@ -11,20 +11,16 @@ text would decide how many privacy units it is.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from dp_core.data.corpus import Document, normalised_id
+from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
-    BOM,
     DAMAGED,
     read_items,
     text_lines,
-    text_problem,
     unpacked_name,
 )
 
@@ -95,50 +91,3 @@ def _lines(file: Path) -> Iterator[str | Reason]:
             yield line if is_bad else line.replace("\r\n", "\n").replace("\r", "\n")
     except DAMAGED:
         yield Reason.UNREADABLE
-
-
-FIELDS = ("text", "document_id", "patient_id")  # usual names; ids are strings or whole numbers
-_ADMISSION = "admission_id"
-
-
-def read_jsonl(
-    path: Path, quarantine: Quarantine, fields: Sequence[str] = FIELDS
-) -> Iterator[Document]:
-    """Yield the documents of a file or folder; see `read_corpus`."""
-
-    def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason]]:
-        for number, row in json_objects(file):
-            document = row if isinstance(row, Reason) else _document(row, fields)
-            yield number, document
-
-    return read_items(path, ".jsonl", quarantine, documents_of)
-
-
-def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
-    """Yield (number, object or the reason why there is none) of each line that is not blank."""
-    for number, line in text_lines(file):
-        if isinstance(line, Reason):
-            yield number, line
-            continue
-        line = line.removeprefix(BOM)  # of a file that was joined from several
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):  # also a number of thousands of digits
-            row = None
-        yield number, row if isinstance(row, dict) else Reason.NOT_JSON
-
-
-def _document(row: dict[str, Any], fields: Sequence[str]) -> Document | Reason:
-    """Return an object's document, or the reason why there is none."""
-    text, *ids = (row.get(name) for name in (*fields, _ADMISSION))
-    try:
-        document, patient, admission = map(normalised_id, ids)
-    except ValueError:
-        return Reason.WRONG_FIELD
-    if not isinstance(text, str):
-        return Reason.WRONG_FIELD
-    if problem := text_problem(text, document, patient, admission):
-        return problem
-    return Document(document, patient, text.replace("\r\n", "\n"), admission)

@@ -1,35 +1,30 @@
-"""Sentences with entities, in the formats of i2b2/VA, in columns of tokens and tags, and PubTator.
+"""Sentences of tokens with entities: the concepts of i2b2, and columns of tokens and tags.
 
-*i2b2/VA 2010 and 2011.* `name.txt` has a tokenised sentence a line, and a second file its concepts.
-A concept is `c="chest pain" 3:1 3:2||t="problem"`: line from 1, token from 0, both ends included.
-Lines that share a concept are one sentence. The two files are in the same folder or in separate
-folders: `txt/name.txt` and `concept/name.con` in 2010, `docs/name.txt` and `concepts/name.txt.con`
-in 2011. The coreference files of 2011 (`chains/`, `pairs/`) are skipped. Concepts may overlap (in
-2011, persons and pronouns within problems); see `annotated`.
+*i2b2 2010, 2011 and 2012.* `name.txt` has a tokenised sentence a line, and a second file its
+concepts. A concept is `c="chest pain" 3:1 3:2||t="problem"`: line from 1, token from 0, both ends
+included. Lines that share a concept are one sentence. The two files are in the same folder or in
+separate folders: `txt/name.txt` and `concept/name.con` in 2010, `docs/name.txt` and
+`concepts/name.txt.con` in 2011. In 2012, `name.xml.extent` lists events and times of
+`name.xml.txt`, as `EVENT="chest pain" 3:1 3:2||type="PROBLEM"||…` and `TIMEX3=…`. Files of
+relations and `SECTIME`, which repeats a time, are skipped. Concepts may overlap (in 2011, persons
+and pronouns within problems); see `annotated`.
 
-*Columns.* Token and tag, between tabs or spaces, with blank lines between sentences: IOB or IOB2.
-
-*PubTator.* `id|t|title`, `id|a|abstract`, then `id, start, end, mention, type, …` between tabs.
-Offsets count characters of the title, one separator, and the abstract. Lines of another shape
-(relations such as BC5CDR's `CID`) are not entities, and skipped.
+*Columns.* The first column is the token and the last the tag, in a scheme of `tag_schemes`. Tabs or
+spaces separate columns, and blank lines separate sentences. A sentence may begin with lines of
+comments, `# …`.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from dp_core.data.labelled_text import (
-    Entity,
-    Sentence,
-    annotated,
-    sentence_spans,
-    token_spans,
-)
+from dp_core.config.data import TagScheme
+from dp_core.data.labelled_text import Entity, Sentence, annotated
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     DAMAGED,
@@ -42,13 +37,18 @@ from dp_core.data.readers.sources import (
     text_lines,
     unpacked_name,
 )
+from dp_core.data.tag_schemes import TAG, entities_of, fits, tags_of
 from dp_core.errors import BadInput, PrivateTextRefusal
 
 # --- i2b2
 
 _FOLDERS = ("txt", "concept", "docs", "concepts")
-_COREFERENCE = (".chains", ".pairs")  # of 2011
-_CONCEPT = re.compile(r'c="(.*)" (\d+):(\d+) (\d+):(\d+)\|\|t="([^"\s]+)"\s*')
+_CONCEPTS = (".con", ".extent")
+_OTHERS = (".chains", ".pairs", ".tlink", ".xml")  # coreference, relations, and the same in XML
+_CONCEPT = re.compile(
+    r'(c|EVENT|TIMEX3)="(.*)" (\d+):(\d+) (\d+):(\d+)'
+    r'\|\|(?:t="([^"\s]+)"|type="([^"\s]*)"(?:\|\|.*)?)\s*'
+)
 
 
 @dataclass(frozen=True)
@@ -63,38 +63,64 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     """Yield the sentences of all documents under a folder; see `read_sentences`.
 
     A concept that differs from the text at its offsets puts all lines of its sentence into
-    quarantine. A text without a concepts file, a concepts file without a text, and a duplicate file
-    put the document into quarantine.
+    quarantine.
     """
-    texts = _by_name(path, ".txt", quarantine, ".con", *_COREFERENCE)
-    concepts = _by_name(path, ".con", Quarantine(), ".txt")
+    return read_pairs(path, quarantine, _CONCEPTS, _document, *_OTHERS)
+
+
+def read_pairs(
+    path: Path,
+    quarantine: Quarantine,
+    suffixes: tuple[str, ...],
+    document: Callable[[str, Path, Path, Quarantine], Iterator[Sentence]],
+    *others: str,
+) -> Iterator[Sentence]:
+    """Yield the sentences of all documents under a folder: texts with files of annotations.
+
+    A text without annotations, annotations without a text, and a duplicate file put the document
+    into quarantine.
+
+    Args:
+        path: the folder.
+        quarantine: counts the unusable items.
+        suffixes: of the annotations; texts are `.txt`.
+        document: name, text and annotations of a document -> its sentences.
+        others: further suffixes that are not listed as passed over.
+    """
+    texts = _by_name(path, (".txt",), quarantine, *suffixes, *others)
+    annotations = _by_name(path, suffixes, Quarantine(), ".txt")
     if not path.is_dir():
-        raise BadInput("i2b2 is read from a folder", where=str(path), fix="Give the folder.")
-    for name in sorted(texts.keys() | concepts.keys()):
-        if name not in texts or name not in concepts:
-            quarantine.reject(Reason.UNREADABLE, f"{name}: .txt or .con is missing")
-        elif len(texts[name]) + len(concepts[name]) > 2:
+        raise BadInput(
+            "texts and their annotations are read from a folder",
+            where=str(path),
+            fix="Give the folder.",
+        )
+    for name in sorted(texts.keys() | annotations.keys()):
+        if name not in texts or name not in annotations:
+            missing = f".txt or {' or '.join(suffixes)} is missing"
+            quarantine.reject(Reason.UNREADABLE, f"{name}: {missing}")
+        elif len(texts[name]) + len(annotations[name]) > 2:
             quarantine.reject(Reason.TWICE, name)
         else:
-            [text], [con] = texts[name], concepts[name]
+            [text], [notes] = texts[name], annotations[name]
             with refuse_damaged_file(path, text, quarantine):
                 try:
-                    yield from _document(name, text, con, quarantine)
+                    yield from document(name, text, notes, quarantine)
                 except DAMAGED:
                     quarantine.reject(Reason.UNREADABLE, name)
 
 
 def _by_name(
-    path: Path, suffix: str, quarantine: Quarantine, *others: str
+    path: Path, suffixes: tuple[str, ...], quarantine: Quarantine, *others: str
 ) -> dict[str, list[Path]]:
     files = defaultdict(list)
-    for file in input_files(path, suffix, quarantine, *others):
+    for file in input_files(path, suffixes, quarantine, *others):
         files[_name(file, path)].append(file)
     return files
 
 
 def _name(file: Path, folder: Path) -> str:
-    """Return the common name of a text and its concepts, with their folder.
+    """Return the common name of a text and its annotations, with their folder.
 
     It is `beth/record-13` for `beth/txt/record-13.txt` and `beth/concept/record-13.con` (or
     `record-13.txt.con`): the hospitals of the i2b2 corpus use the same record numbers.
@@ -103,7 +129,7 @@ def _name(file: Path, folder: Path) -> str:
     if inside.name.lower() in _FOLDERS:
         inside = inside.parent
     name = Path(bare_name(file)).stem
-    if name.lower().endswith(".txt"):  # of `name.txt.con`
+    if name.lower().endswith((".txt", ".xml")):  # of `name.txt.con` and `name.xml.extent`
         name = name[: -len(".txt")]
     return (inside / name).as_posix()
 
@@ -132,7 +158,7 @@ def _concepts(name: str, file: Path, quarantine: Quarantine) -> dict[int, list[_
         if size > LONGEST:
             quarantine.reject(Reason.TOO_LONG, f"{name}.con")
             return None
-        if isinstance(line, str) and not line.strip():
+        if isinstance(line, str) and (not line.strip() or line.startswith("SECTIME=")):
             continue
         concept = line if isinstance(line, Reason) else _concept(line)
         if isinstance(concept, Reason):
@@ -146,11 +172,12 @@ def _concept(line: str) -> _Concept | Reason:
     match = _CONCEPT.fullmatch(line)
     if match is None:
         return Reason.WRONG_FIELD
-    numbers = [offset(digits) for digits in match.groups()[1:5]]
+    numbers = [offset(digits) for digits in match.groups()[2:6]]
     begin, first, end, last = (-1 if number is None else number for number in numbers)
     if -1 in (begin, first, end, last):
         return Reason.OFFSETS
-    return _Concept(match[1], (begin, first), (end, last), match[6])
+    kind = match[7] or match[8] or match[1]  # some events of 2012 have no type
+    return _Concept(match[2], (begin, first), (end, last), kind)
 
 
 class _Lines:
@@ -220,20 +247,27 @@ class _Lines:
 
 # --- columns
 
-_TAG = re.compile(r"O|[BI]-\S+")
+COLUMNS = (".tsv", ".conll", ".txt", ".iob", ".bio")  # suffixes
 _DOCUMENT = "-DOCSTART-"
 
 
-def read_columns(path: Path, quarantine: Quarantine, *, public: bool = False) -> Iterator[Sentence]:
+def read_columns(
+    path: Path,
+    quarantine: Quarantine,
+    *,
+    public: bool = False,
+    scheme: TagScheme | None = None,
+) -> Iterator[Sentence]:
     """Yield sentences; the first column is the token, the last the tag (see `read_sentences`).
 
     A document is named by its file and the number of lines `-DOCSTART-` before it in that file.
-    IOB tags become IOB2. A sentence with a bad line is quarantined as a whole: training
-    and scores would otherwise use a sentence with a gap.
+    Tags become IOB2. A sentence with a bad line is quarantined as a whole: training and scores
+    would otherwise use a sentence with a gap.
 
     Args:
         path: a file or folder.
-        quarantine: counts the unusable sentences.
+        quarantine: counts the unusable sentences, and lists the schemes that fit all of the others.
+        scheme: refuses tags that are not well-formed in this scheme; None: each scheme is read.
         public: whether a line `-DOCSTART-` may begin another document within a file. The word can
             occur in a text, so it must not make privacy units: a private file is one document.
 
@@ -241,10 +275,18 @@ def read_columns(path: Path, quarantine: Quarantine, *, public: bool = False) ->
         PrivateTextRefusal: as `read_sentences`; or a private file is divided.
     """
 
+    quarantine.schemes = [*get_args(TagScheme)]
+
+    def tags_in_scheme(tags: list[str]) -> tuple[str, ...] | None:
+        if scheme and not fits(tags, scheme):
+            return None
+        quarantine.schemes = [known for known in quarantine.schemes if fits(tags, known)]
+        return tuple(tags_of(entities_of(tags), len(tags)))
+
     def sentences_of(file: Path) -> Iterator[tuple[int, Sentence | Reason]]:
         name = unpacked_name(file, path)
         documents = set()
-        for number, sentence in _sentences_of_columns(file, name):
+        for number, sentence in _sentences_of_columns(file, name, tags_in_scheme):
             if isinstance(sentence, Sentence):
                 documents.add(sentence.document_id)
             if len(documents) > 1 and not public:
@@ -256,17 +298,21 @@ def read_columns(path: Path, quarantine: Quarantine, *, public: bool = False) ->
                 )
             yield number, sentence
 
-    return read_items(path, ".tsv", quarantine, sentences_of)
+    return read_items(path, COLUMNS, quarantine, sentences_of)
 
 
-def _sentences_of_columns(file: Path, name: str) -> Iterator[tuple[int, Sentence | Reason]]:
+def _sentences_of_columns(
+    file: Path, name: str, tags_in_scheme: Callable[[list[str]], tuple[str, ...] | None]
+) -> Iterator[tuple[int, Sentence | Reason]]:
     document = 0
-    for block in _blocks(file):
+    for block in blocks_of(file):
         tokens: list[str] = []
         tags: list[str] = []
         problem: tuple[int, Reason] | None = None
         for number, line in block:
             read = line if isinstance(line, Reason) else _token_and_tag(line)
+            if not tokens and isinstance(line, str) and _is_comment(line):
+                continue
             if isinstance(read, Reason):
                 if problem is None or read is Reason.TAG:  # an unknown tag refuses the source
                     problem = number, read
@@ -278,10 +324,12 @@ def _sentences_of_columns(file: Path, name: str) -> Iterator[tuple[int, Sentence
         if problem:
             yield problem
         elif tokens:
-            yield block[0][0], Sentence(tuple(tokens), iob2(tags), f"{name}#{document}")
+            iob2 = tags_in_scheme(tags)
+            whole = iob2 and Sentence(tuple(tokens), iob2, f"{name}#{document}")
+            yield block[0][0], whole or Reason.TAG
 
 
-def _blocks(file: Path) -> Iterator[list[tuple[int, str | Reason]]]:
+def blocks_of(file: Path) -> Iterator[list[tuple[int, str | Reason]]]:
     """Yield the numbered lines between blank lines; a block ends with the line that is too much."""
     block: list[tuple[int, str | Reason]] = []
     size = 0  # characters
@@ -304,124 +352,9 @@ def _token_and_tag(line: str) -> tuple[str, str] | Reason:
         return token, "O"
     if len(parts) < 2 or not token:
         return Reason.WRONG_COLUMNS
-    return (token, tag) if _TAG.fullmatch(tag) else Reason.TAG
+    return (token, tag) if TAG.fullmatch(tag) else Reason.TAG
 
 
-def iob2(tags: list[str]) -> tuple[str, ...]:
-    """Return IOB or IOB2 tags as IOB2: every entity starts with `B-`."""
-    out: list[str] = []
-    before = "O"
-    for tag in tags:
-        starts = tag.startswith("I-") and before[2:] != tag[2:]
-        out.append(f"B-{tag[2:]}" if starts else tag)
-        before = tag
-    return tuple(out)
-
-
-# --- PubTator
-
-_PART = re.compile(r"([^|\t]+)\|([ta])\|(.*)", re.DOTALL)
-_SPACES = re.compile(r"\s")
-
-Span = tuple[int, int]
-
-
-@dataclass
-class _Article:
-    number: int  # of its first line
-    parts: dict[str, str] = field(default_factory=dict)  # "t" and "a"
-    spans: dict[Span, str] = field(default_factory=dict)
-    text: str = ""  # both parts, once the first entity closes them
-    document_id: str = ""
-    problem: Reason | None = None
-
-
-def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    """Yield the sentences of a file or folder; see `read_sentences`.
-
-    The longer of overlapping entities is kept, and the first of equally long ones. An entity that
-    differs from the text at its offsets puts its article into quarantine.
-    """
-
-    def sentences_of(file: Path) -> Iterator[tuple[int, Sentence | Reason]]:
-        for block in _blocks(file):
-            article = _Article(block[0][0])
-            for _, line in block:
-                _read_line(article, line)
-            yield from _sentences_of_article(article)
-
-    return read_items(path, ".txt", quarantine, sentences_of)
-
-
-def _read_line(article: _Article, line: str | Reason) -> None:
-    """Add a line to its article, or record the first problem, after which lines are ignored."""
-    if article.problem:
-        return
-    if isinstance(line, Reason):
-        article.problem = line
-        return
-    if not article.spans and (match := _PART.fullmatch(line)):
-        article.document_id, article.parts[match[2]] = match[1], match[3]
-        return
-    cells = line.split("\t")
-    if len(cells) >= 5 and cells[1].isdecimal() and cells[2].isdecimal():
-        if not article.spans:
-            article.text = _text_of(article)
-        start, end = offset(cells[1]), offset(cells[2])
-        if start is None or end is None or not _is_at(article.text, start, end, cells[3]):
-            article.problem = Reason.OFFSETS
-            return
-        article.spans.setdefault((start, end), cells[4].strip())
-    elif len(cells) < 3:
-        article.problem = Reason.WRONG_COLUMNS
-
-
-def _is_at(text: str, start: int, end: int, mention: str) -> bool:
-    if not mention or min(end, len(text)) - start != len(mention):
-        return False
-    return _SPACES.sub(" ", text[start:end]) == _SPACES.sub(" ", mention)
-
-
-def _text_of(article: _Article) -> str:
-    return f"{article.parts.get('t', '')} {article.parts.get('a', '')}"
-
-
-def _sentences_of_article(article: _Article) -> Iterator[tuple[int, Sentence | Reason]]:
-    text = _text_of(article)
-    if article.problem is None and not text.strip():
-        article.problem = Reason.EMPTY
-    if article.problem is not None:
-        yield article.number, article.problem
-        return
-    spans = _without_overlaps(article.spans)
-    first = 0
-    for begin, end in sentence_spans(text, spans, [len(article.parts.get("t", "")) + 1]):
-        # No sentence cuts an entity, so the entities of a sentence are those that begin in it.
-        first = bisect_left(spans, (begin, begin), first)
-        inside = spans[first : bisect_left(spans, (end, end), first)]
-        tokens = token_spans(text, begin, end, inside)
-        starts = [start for start, _ in tokens]
-        entities = [
-            (article.spans[a, b].replace(" ", "_"), bisect_left(starts, a), bisect_left(starts, b))
-            for a, b in inside
-        ]
-        yield (
-            article.number,
-            annotated(
-                [text[a:b] for a, b in tokens],
-                [(kind, a, b) for kind, a, b in entities if a < b],
-                article.document_id,
-            ),
-        )
-
-
-def _without_overlaps(spans: dict[Span, str]) -> list[Span]:
-    """Return the spans that are kept, sorted and without overlaps."""
-    kept: list[Span] = []
-    for start, end in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):  # longest first
-        place = bisect_left(kept, (start, end))
-        if (not place or kept[place - 1][1] <= start) and (
-            place == len(kept) or end <= kept[place][0]
-        ):
-            kept.insert(place, (start, end))
-    return kept
+def _is_comment(line: str) -> bool:
+    """Return whether a line is a comment, and not the token `#` with its tag."""
+    return line.startswith("#") and "\t" not in line and not TAG.fullmatch(line.split()[-1])

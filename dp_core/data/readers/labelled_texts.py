@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from dp_core.data.corpus import normalised_id
 from dp_core.data.hashing import given_id
 from dp_core.data.labelled_text import LabelledText, Sentence
-from dp_core.data.readers.documents import json_objects
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
     UNREADABLE,
     csv_cells,
+    json_objects,
     read_items,
     table_rows,
     text_lines,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import StrEnum
 
+from dp_core.config.data import TagScheme
 from dp_core.errors import PrivateTextRefusal
 
 _LOCATIONS_KEPT = 20  # per reason, so that a million bad lines do not fill the memory
@@ -30,7 +31,7 @@ class Reason(StrEnum):
 class Quarantine:
     """Counts accepted and rejected items, and refuses a source with too many rejected ones.
 
-    A single tag of an unknown scheme refuses the source.
+    A single tag that does not fit the scheme refuses the source.
 
     Counts of private input are for the operator alone.
 
@@ -41,6 +42,7 @@ class Quarantine:
         taken: number of accepted items, which the reader counts.
         left_out: number of items that the source marks as errors, which the reader counts.
         passed_over: number of files of another format.
+        schemes: the schemes of tags in which all accepted items are well-formed.
     """
 
     def __init__(self, largest_share: float = 0.1) -> None:
@@ -51,6 +53,7 @@ class Quarantine:
         self.counts: Counter[Reason] = Counter()
         self.locations: dict[Reason, list[str]] = {}
         self.passed_locations: list[str] = []
+        self.schemes: list[TagScheme] = []
 
     @property
     def rejected(self) -> int:
@@ -86,12 +89,13 @@ class Quarantine:
                 "there is nothing to read", where=where, fix="Check path and format."
             )
         if self.counts[Reason.TAG]:
-            # Rejecting only the sentences with the tag would change the task: with BIOES tags, all
-            # sentences with an entity of one token would be lost.
+            # Rejecting only the sentences with the tag would change the task: with IOBES tags read
+            # as IOB2, all sentences with an entity of one token would be lost.
             raise PrivateTextRefusal(
-                "a tag is neither IOB nor IOB2: O, B-TYPE or I-TYPE",
+                "a tag does not fit the scheme",
                 where=where,
-                fix="Convert them. Of BIOES and BILOU, S- and U- become B-, E- and L- become I-.",
+                fix="The last column is O, or B-, I-, E-, S-, L- or U- before a type; set"
+                " entities_scheme to the scheme of these tags, or to auto.",
             )
         if self.rejected <= self.largest_share * (self.taken + self.rejected) and self.taken:
             return
@@ -113,4 +117,5 @@ class Quarantine:
             "locations": {str(r): list(p) for r, p in sorted(self.locations.items())},
             "passed_over": self.passed_over,
             "locations_passed_over": list(self.passed_locations),
+            "schemes": list(self.schemes),
         }

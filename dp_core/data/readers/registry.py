@@ -7,18 +7,20 @@ text at words in it does so for public text alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from dp_core.config.data import TagScheme
 from dp_core.data.corpus import Document
 from dp_core.data.labelled_text import LabelledText, Sentence
-from dp_core.data.readers.documents import FIELDS, read_jsonl, read_plain_text
-from dp_core.data.readers.entity_formats import read_columns, read_i2b2, read_pubtator
+from dp_core.data.readers.documents import read_plain_text
+from dp_core.data.readers.entity_formats import read_columns, read_i2b2
 from dp_core.data.readers.labelled_texts import read_texts
-from dp_core.data.readers.mimic import read_noteevents
+from dp_core.data.readers.note_tables import SUFFIXES, layout_of, read_table
 from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.standoff_formats import read_brat, read_i2b2_xml, read_pubtator
 from dp_core.errors import BadInput
 
 Item = TypeVar("Item")
@@ -26,28 +28,35 @@ Item = TypeVar("Item")
 Reader = Callable[[Path, Quarantine], Iterator[Item]]
 
 
-def corpus_readers(
-    fields: Sequence[str] = FIELDS, *, public: bool = False
-) -> Mapping[str, Reader[Document]]:
+def corpus_readers(columns: str = "", *, public: bool = False) -> Mapping[str, Reader[Document]]:
     """Return the readers of documents by format.
 
     Args:
-        fields: names of the fields of `jsonl` that hold text, document id and patient id.
+        columns: the columns of a table; see `note_tables.Layout.parse`.
         public: whether the text is public.
     """
-    return {
-        "text": partial(read_plain_text, public=public),
-        "jsonl": partial(read_jsonl, fields=fields),
-        "noteevents": read_noteevents,
+    tables = {
+        format: partial(read_table, format=format, layout=layout_of(format, columns))
+        for format in SUFFIXES
     }
+    return {"text": partial(read_plain_text, public=public), **tables}
 
 
-def sentence_readers(*, public: bool = False) -> Mapping[str, Reader[Sentence]]:
-    """Return the readers of sentences with entities by format; as `corpus_readers`."""
+def sentence_readers(
+    *, public: bool = False, scheme: TagScheme | None = None
+) -> Mapping[str, Reader[Sentence]]:
+    """Return the readers of sentences with entities by format.
+
+    Args:
+        public: whether the text is public.
+        scheme: the scheme of the tags of `columns`; None: each scheme is read.
+    """
     return {
-        "i2b2": read_i2b2,  # folders of .txt and .con
-        "columns": partial(read_columns, public=public),  # token and tag; .tsv in a folder
-        "pubtator": read_pubtator,  # .txt in a folder
+        "i2b2": read_i2b2,  # folders of .txt and .con or .extent
+        "i2b2-2012": read_i2b2_xml,  # .xml
+        "columns": partial(read_columns, public=public, scheme=scheme),  # token and tag
+        "brat": read_brat,  # folders of .txt and .ann
+        "pubtator": read_pubtator,  # .txt
     }
 
 
@@ -61,7 +70,7 @@ def read_corpus(
     path: Path | str,
     quarantine: Quarantine | None = None,
     *,
-    fields: Sequence[str] = FIELDS,
+    columns: str = "",
     public: bool = False,
 ) -> Iterator[Document]:
     """Yield the documents of a file or folder.
@@ -70,23 +79,28 @@ def read_corpus(
         format: one of `corpus_readers`; files of each may be .gz or .xz.
         path: a file, or a folder that is searched at any depth.
         quarantine: counts the unusable items; a new one by default.
-        fields: names of the fields of `jsonl`.
+        columns: the columns of a table; recognised by common names if it is empty.
         public: whether the text is public; files in the layout of WikiText are then cut.
 
     Raises:
         BadInput: a wrong path, format or header; a source that holds anything but readable files
-            and folders; a damaged .csv or .jsonl file; or, at the end, too large a share in
+            and folders; a damaged table; or, at the end, too large a share in
             quarantine. Never with any text in it.
     """
-    readers = corpus_readers(fields, public=public)
+    readers = corpus_readers(columns, public=public)
     return _read(readers, "a corpus", format, Path(path), quarantine)
 
 
 def read_sentences(
-    format: str, path: Path | str, quarantine: Quarantine | None = None, *, public: bool = False
+    format: str,
+    path: Path | str,
+    quarantine: Quarantine | None = None,
+    *,
+    public: bool = False,
+    scheme: TagScheme | None = None,
 ) -> Iterator[Sentence]:
     """Yield the sentences of a file or folder; as `read_corpus`, of `sentence_readers`."""
-    readers = sentence_readers(public=public)
+    readers = sentence_readers(public=public, scheme=scheme)
     return _read(readers, "an entities", format, Path(path), quarantine)
 
 

@@ -10,6 +10,7 @@ import csv
 import errno
 import gzip
 import io
+import json
 import lzma
 import os
 import shlex
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -196,14 +197,16 @@ def _files(source: Path, where: str) -> Iterator[Path]:
                 )
 
 
-def input_files(path: Path, suffix: str, quarantine: Quarantine, *others: str) -> list[Path]:
-    """Return a file itself, or a folder's files of the given suffix (plain or packed), sorted.
+def input_files(
+    path: Path, suffix: str | tuple[str, ...], quarantine: Quarantine, *others: str
+) -> list[Path]:
+    """Return a file itself, or a folder's files of a given suffix (plain or packed), sorted.
 
     Files of another suffix are listed in the quarantine as passed over.
 
     Args:
         path: a file or folder.
-        suffix: for example `.txt`.
+        suffix: for example `.txt`, or several of them.
         quarantine: lists the files passed over.
         others: further suffixes that are not listed as passed over.
 
@@ -213,19 +216,22 @@ def input_files(path: Path, suffix: str, quarantine: Quarantine, *others: str) -
     found = entries(path)
     if found == [path]:
         return found
-    wanted = [f for f in found if _ends_in(f, suffix)]
+    suffixes = (suffix,) if isinstance(suffix, str) else suffix
+    wanted = [file for file in found if _ends_in(file, *suffixes)]
     for file in found:
-        if not any(_ends_in(file, known) for known in (suffix, *others)):
+        if not _ends_in(file, *suffixes, *others):
             quarantine.pass_over(location_of(file, path))
     if not wanted:
         raise PrivateTextRefusal(
-            f"the folder has no {suffix} file", where=str(path), fix="Check path and format."
+            f"the folder has no {' or '.join(suffixes)} file",
+            where=str(path),
+            fix="Check path and format.",
         )
     return wanted
 
 
-def _ends_in(file: Path, suffix: str) -> bool:
-    return file.name.lower().endswith((suffix, *(suffix + p for p in PACKED)))
+def _ends_in(file: Path, *suffixes: str) -> bool:
+    return bare_name(file).lower().endswith(suffixes)
 
 
 def bare_name(path: Path) -> str:
@@ -364,9 +370,25 @@ def text_lines(file: Path, *, keep_ends: bool = False) -> Iterator[tuple[int, st
             yield number, line.removeprefix(BOM) if number == 1 else line
 
 
+def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
+    """Yield (number, object or the reason why there is none) of each line that is not blank."""
+    for number, line in text_lines(file):
+        if isinstance(line, Reason):
+            yield number, line
+            continue
+        line = line.removeprefix(BOM)  # of a file that was joined from several
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # also a number of thousands of digits
+            row = None
+        yield number, row if isinstance(row, dict) else Reason.NOT_JSON
+
+
 def read_items(
     path: Path,
-    suffix: str,
+    suffix: str | tuple[str, ...],
     quarantine: Quarantine,
     items_of: Callable[[Path], Iterable[tuple[int, Item | Reason | None]]],
 ) -> Iterator[Item]:
@@ -374,7 +396,7 @@ def read_items(
 
     Args:
         path: a file or folder.
-        suffix: for example `.jsonl`.
+        suffix: for example `.jsonl`, or several of them.
         quarantine: counts accepted, rejected and omitted items.
         items_of: yields, for each item of a file, the number of its line (0: it is the whole file),
             and the item, the reason why it is rejected, or None if it is left out.

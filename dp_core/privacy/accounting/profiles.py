@@ -8,6 +8,7 @@ e^{−ε} H_ε(Q‖P). For symmetric relations the two are equal.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +46,13 @@ def library_curve(
     relation: dpa.NeighboringRelation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> Floats:
     """Return the curve of an event of dp_accounting, under its neighbouring relation."""
+    return _curve(event, tuple(np.asarray(orders, np.float64).tolist()), relation).copy()
+
+
+@functools.lru_cache(maxsize=256)  # charge, statement and report need the same curve
+def _curve(
+    event: dpa.DpEvent, orders: tuple[float, ...], relation: dpa.NeighboringRelation
+) -> Floats:
     accountant = rdp_library.RdpAccountant(np.asarray(orders), relation)
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)  # an order whose series diverges is left out

@@ -30,7 +30,7 @@ def config(patterns: str, rates: str, count: int = 3) -> CanaryConfig:
     return CanaryConfig(canary_patterns=patterns, canary_rates=rates, canaries_per_group=count)
 
 
-def test_canaries_follow_their_patterns(vocabulary: Path) -> None:
+def test_canaries_follow_their_patterns(vocabulary):
     drawn = draw(vocabulary, config("HS,HHSHH", "0.01,0.5"), 1)
     counts = Counter((c.pattern, c.canary_rate) for c in drawn)
     groups = itertools.product(("HS", "HHSHH"), ((0.01, 3), (0.5, 3), (0.0, 32)))
@@ -51,18 +51,18 @@ def test_canaries_follow_their_patterns(vocabulary: Path) -> None:
 @pytest.mark.parametrize(
     ("patterns", "rates"), [("HSS", "0.1"), ("HH", "0.1"), ("", "0.1"), ("HS", "0"), ("HS", "1.1")]
 )
-def test_bad_patterns_and_rates_are_refused(patterns: str, rates: str) -> None:
+def test_bad_patterns_and_rates_are_refused(patterns, rates):
     with pytest.raises(ValidationError):
         config(patterns, rates)
 
 
-def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path: Path) -> None:
+def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path):
     wordpiece.save(wordpiece.learn({"an": 5}, 100), tmp_path)
     with pytest.raises(BadInput, match="too few pieces"):
         draw(tmp_path, config("HHSHH", "0.1"), 1)
 
 
-def test_references_are_never_planted() -> None:
+def test_references_are_never_planted():
     reference = Canary("r", "HS", 0.0, (904, 905))
     rows = [[2, 7, 8, 3]]
     for unit in range(200):
@@ -101,7 +101,7 @@ def test_planting_keeps_canaries_whole_and_rows_in_bounds(bodies, unit):
     assert plant(unit, rows, [CANARY, OTHER], 1, 16) == made
 
 
-def test_places_are_random_over_rows_and_positions() -> None:
+def test_places_are_random_over_rows_and_positions():
     rows = [[2, *range(10, 20), 3], [2, *range(30, 40), 3]]
     seen = set()
     for unit in range(600):
@@ -111,7 +111,7 @@ def test_places_are_random_over_rows_and_positions() -> None:
     assert seen == {(r, p) for r in (0, 1) for p in range(1, 12)}
 
 
-def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
+def test_a_canary_for_which_a_unit_has_no_room_is_left_out():
     """An error would reveal the unit to an author of canaries that do not fit into this unit."""
     (row,) = plant("u", [[2, 7, 3]], [CANARY, OTHER], 1, 2 + len(CANARY.tokens))
     assert row in ([2, *CANARY.tokens, 3], [2, *OTHER.tokens, 3])
@@ -120,7 +120,7 @@ def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
 
 
 @pytest.mark.statistical
-def test_canaries_are_carried_independently_of_each_other_with_their_rates() -> None:
+def test_canaries_are_carried_independently_of_each_other_with_their_rates():
     rates = (0.005, 0.3, 0.3)
     canaries = [Canary(str(number), "HS", rate, (1, 2)) for number, rate in enumerate(rates)]
     carried = np.array([[carries(c, str(u), 3) for c in canaries] for u in range(20_000)])

@@ -3,8 +3,6 @@
 halved, 410 guesses at each end of 16,384 refute it in 20 of 20 simulated audits.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

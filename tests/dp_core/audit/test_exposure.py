@@ -30,7 +30,7 @@ from dp_core.audit.exposure import (
     rows_from_ranks,
     summarise,
 )
-from dp_core.audit.null_exposure import NullExposure, null_exposure, null_rank_exposure
+from dp_core.audit.null_exposure import null_exposure, null_rank_exposure
 from dp_core.audit.observations import ranker
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
@@ -104,7 +104,7 @@ def _rows(
     )
 
 
-def test_exposure_is_the_papers_formula() -> None:
+def test_exposure_is_the_papers_formula():
     planted = _draw(4, 0.01, 1)
     ranks = np.array([[2.0, 4.0], [1.0, 1.0], [8.0, 2.0], [7.0, 3.0]])
     (row,) = _rows(planted, ranks)
@@ -116,7 +116,7 @@ def test_exposure_is_the_papers_formula() -> None:
     assert (often.low, often.high) == (once.low, once.high)  # contexts do not count as canaries
 
 
-def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not() -> None:
+def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not():
     common, rare, references = _draw(4, 0.1, 1), _draw(4, 0.001, 2), _draw(32, 0.0, 3)
     memory = {canary.secret: 1 for canary in common}
     rows = measure(_data(_model(memory, 9), [*rare, *common, *references]))
@@ -143,7 +143,7 @@ def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not() -> None:
     assert found.largest_null_high > rows[-1].null_high  # maximum of two groups
 
 
-def test_models_without_memory_are_hardly_ever_accused() -> None:
+def test_models_without_memory_are_hardly_ever_accused():
     """The false alarm rate for a group of four is 0.06%: 1.8 of 3,000 are expected."""
     accused, above_band, trials = 0, 0, 3000
     coins = np.random.default_rng(5)
@@ -178,7 +178,7 @@ def test_the_interval_covers_as_often_as_it_says(kind, canaries, least, most):
     assert least <= np.mean([low <= exposure <= high for _, low, high in intervals]) <= most
 
 
-def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks() -> None:
+def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks():
     assert interval(np.array([1.0]), V) == (pytest.approx(math.log2(V)), 0.0, math.log2(V))
     widths = []
     for canaries in (2, 4, 8, 32):
@@ -190,7 +190,7 @@ def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks() -> N
     assert agreeing[2] - agreeing[1] > 2  # plain t interval and bootstrap: width 0
 
 
-def test_rank_exposure_is_a_place_among_references_with_ties_shared() -> None:
+def test_rank_exposure_is_a_place_among_references_with_ties_shared():
     planted = _draw(1, 0.1, 1)
     references = _draw(7, 0.0, 2)
     others = np.array([[5.0], [10.0], [10.0], [40.0], [50.0], [60.0], [70.0]])
@@ -202,7 +202,7 @@ def test_rank_exposure_is_a_place_among_references_with_ties_shared() -> None:
     assert (row.references, row.rank_exposure) == (0, 0.0)  # other patterns do not count
 
 
-def test_the_mean_is_over_canaries_not_groups() -> None:
+def test_the_mean_is_over_canaries_not_groups():
     few, many = _draw(1, 0.1, 1), _draw(3, 0.2, 2)
     rows = _rows([*few, *many], [[400.0], [1.0], [1.0], [2.0]], context=EMBEDDED)
     found = summarise(rows)
@@ -211,7 +211,7 @@ def test_the_mean_is_over_canaries_not_groups() -> None:
         summarise(rows, ALONE)
 
 
-def test_invalid_measurements_are_refused() -> None:
+def test_invalid_measurements_are_refused():
     planted, references = _draw(2, 0.1, 1), _draw(2, 0.0, 2)
     with pytest.raises(ValueError, match="no canaries"):
         measure(_data(_model({}, 1), references))
@@ -241,7 +241,7 @@ def _alone_in_bert(favour_others: float, ranked: Sequence[int] = BERT_CANDIDATES
     return row
 
 
-def test_an_untrained_encoder_reads_like_the_null_whatever_else_it_prefers() -> None:
+def test_an_untrained_encoder_reads_like_the_null_whatever_else_it_prefers():
     neutral, greedy = map(_alone_in_bert, (0.0, 50.0))
     assert not neutral.remembers
     # About 1 bit; five standard deviations for 48 canaries are less than half a bit.
@@ -258,7 +258,7 @@ HSH = Canary("", "HSH", 0.1, (11, 12, 13))
 HS = Canary("", "HS", 0.1, (21, 22))
 
 
-def test_alone_is_the_canary_between_cls_and_sep_with_its_secret_masked() -> None:
+def test_alone_is_the_canary_between_cls_and_sep_with_its_secret_masked():
     shown = alone([HSH, HS], SpecialIds(), 8)
     assert shown.input_ids.tolist() == [[2, 11, 4, 13, 3, 0, 0, 0], [2, 21, 4, 3, 0, 0, 0, 0]]
     assert shown.lengths.tolist() == [5, 4]
@@ -267,7 +267,7 @@ def test_alone_is_the_canary_between_cls_and_sep_with_its_secret_masked() -> Non
     assert {a.dtype for a in (shown.input_ids, shown.positions, shown.secrets)} == {np.dtype("i4")}
 
 
-def test_embedded_rows_are_full_and_hold_the_whole_canary_at_random_places() -> None:
+def test_embedded_rows_are_full_and_hold_the_whole_canary_at_random_places():
     filler, repeats = range(100, 200), 64
     shown = embedded([HSH, HS], SpecialIds(), 12, filler=filler, repeats=repeats, seed=3)
     assert shown.lengths.tolist() == [12] * 2 * repeats
@@ -285,7 +285,7 @@ def test_embedded_rows_are_full_and_hold_the_whole_canary_at_random_places() -> 
     assert len(set(shown.positions[:repeats].tolist())) == 8  # every position of HSH in ten tokens
 
 
-def test_a_canarys_contexts_do_not_depend_on_the_others_but_do_on_the_seed() -> None:
+def test_a_canarys_contexts_do_not_depend_on_the_others_but_do_on_the_seed():
     both, own, other = (
         embedded(canaries, SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=seed)
         for canaries, seed in (([HSH, HS], 3), ([HS], 3), ([HS], 4))
@@ -329,7 +329,7 @@ def _rank_exposures(references: int, canaries: int) -> list[float]:
         ),
     ],
 )
-def test_laws_without_memory_equal_enumeration(law: NullExposure, enumerated: list[float]) -> None:
+def test_laws_without_memory_equal_enumeration(law, enumerated):
     assert law.expected == pytest.approx(np.mean(enumerated), abs=1e-9)
     for value in np.unique(np.round(enumerated, 9)):
         exact = float((np.array(enumerated) >= value - 1e-6).mean())
@@ -337,7 +337,7 @@ def test_laws_without_memory_equal_enumeration(law: NullExposure, enumerated: li
 
 
 @pytest.mark.parametrize("canaries", [1, 4, 24])
-def test_the_band_holds_95_percent_of_simulated_models(canaries: int) -> None:
+def test_the_band_holds_95_percent_of_simulated_models(canaries):
     candidates, trials = 4000, 40_000
     coins = np.random.default_rng(canaries)
     ranks = coins.integers(1, candidates + 1, (trials, canaries)).mean(axis=1)
@@ -349,7 +349,7 @@ def test_the_band_holds_95_percent_of_simulated_models(canaries: int) -> None:
     assert (bits > null.high).mean() == pytest.approx(0.025, abs=0.004)
 
 
-def test_large_cases_equal_closed_forms_down_to_the_resolution() -> None:
+def test_large_cases_equal_closed_forms_down_to_the_resolution():
     assert null_exposure(100_000, 1).expected == pytest.approx(math.log2(math.e), abs=1e-3)
     many = null_exposure(30_000, 1000)
     assert many.expected == pytest.approx(1.0, abs=2e-3)
@@ -370,7 +370,7 @@ def test_large_cases_equal_closed_forms_down_to_the_resolution() -> None:
 
 
 @pytest.mark.parametrize("canaries", [1, 4, 64, 1000])
-def test_the_rank_band_holds_95_percent_of_simulated_models(canaries: int) -> None:
+def test_the_rank_band_holds_95_percent_of_simulated_models(canaries):
     """All canaries are compared with the same 32 references, as in a measurement."""
     trials, coins = 4000, np.random.default_rng(canaries)
     planted, references = _draw(canaries, 0.1, 1), _draw(32, 0.0, 2)
@@ -413,7 +413,7 @@ def _planted_store(folder: Path, canaries: list[Canary], units: int = 40):
     return writer.finish()
 
 
-def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: Path) -> None:
+def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path):
     planted = _draw(3, 0.1, 1)
     nowhere = dataclasses.replace(_draw(1, 0.1, 9)[0], id="nowhere")
     others = _draw(4, 0.0, 2)
@@ -441,7 +441,7 @@ def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: 
     assert in_rows(_data(_model({}, 1), [nowhere, *others], store), 2)[1:] == ([], [])
 
 
-def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path: Path) -> None:
+def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path):
     planted = _draw(4, 0.1, 1)
     others = _draw(32, 0.0, 2)
     store = _planted_store(tmp_path, planted)
@@ -461,7 +461,7 @@ def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path: Path) -> Non
     assert not any(one.remembers for one in measure(data))
 
 
-def test_occurrences_are_the_units_that_hold_a_canary(tmp_path: Path) -> None:
+def test_occurrences_are_the_units_that_hold_a_canary(tmp_path):
     canaries = [Canary("HS", "HS", 0.4, (7, 8)), Canary("HSH", "HSH", 0.4, (8, 7, 8))]
     coins, writer, expected = np.random.default_rng(0), TokenStoreWriter(tmp_path, 9, 12), [0, 0]
     for unit in range(300):

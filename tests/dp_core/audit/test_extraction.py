@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,7 +76,7 @@ def _greedy(model: AnyModel, prefix: Sequence[int], length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", [SMALL, LLAMA, FEED_FORWARD])
-def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape: Gpt2Config) -> None:
+def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape):
     model, coins, length = fresh(shape, 3), np.random.default_rng(0), 3
     rows = []
     for number in range(24):
@@ -92,7 +90,7 @@ def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape: Gpt2Conf
     assert odds.first.tolist() == [number % 2 == 0 for number in range(24)]
 
 
-def test_predictions_within_the_prefix_do_not_affect_the_odds() -> None:
+def test_predictions_within_the_prefix_do_not_affect_the_odds():
     model = fresh(SMALL, 3)
     own = [2, 4, 5, 6]
     row = [*own, *_greedy(model, own, 3)]
@@ -101,7 +99,7 @@ def test_predictions_within_the_prefix_do_not_affect_the_odds() -> None:
     assert not suffix_odds(model)(np.array([row], np.int32), 4, 4, None).first.any()
 
 
-def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling() -> None:
+def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling():
     model, k, prefix = fresh(SMALL, 5), 4, [2, 7, 7]
     suffixes = list(itertools.product(range(9), repeat=2))
     rows = np.array([[*prefix, *suffix] for suffix in suffixes], np.int32)
@@ -122,7 +120,7 @@ def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling() -> Non
     assert odds.first.sum() == 1 and list(suffixes[best]) == _greedy(model, prefix, 2)
 
 
-def test_only_allowed_tokens_are_drawn() -> None:
+def test_only_allowed_tokens_are_drawn():
     model, among = fresh(SMALL, 5), [4, 6, 8]
     rows = np.array([[2, 7, token] for token in range(9)], np.int32)
     odds = suffix_odds(model)(rows, 1, 5, among)
@@ -132,7 +130,7 @@ def test_only_allowed_tokens_are_drawn() -> None:
     assert np.flatnonzero(odds.first).tolist() == [max(among, key=lambda token: logits[token])]
 
 
-def test_a_suffix_counts_as_sampled_where_its_tries_give_it_as_often_as_not() -> None:
+def test_a_suffix_counts_as_sampled_where_its_tries_give_it_as_often_as_not():
     chances = np.array([0.0, 1e-30, 0.00690, 0.00695, 0.5, 1.0])
     none = np.zeros(6, np.bool_)
     extracted = Odds(none, none, chances).extracted(100)[SAMPLING]
@@ -142,7 +140,7 @@ def test_a_suffix_counts_as_sampled_where_its_tries_give_it_as_often_as_not() ->
     assert Odds(none, none, chances).extracted(1)[SAMPLING].tolist() == [False] * 4 + [True] * 2
 
 
-def test_a_model_with_predictions_that_are_not_finite_is_refused() -> None:
+def test_a_model_with_predictions_that_are_not_finite_is_refused():
     model = fresh(SMALL, 5)
     model.parameters["final_norm/gain"][0] = np.nan
     with pytest.raises(BadInput, match="not finite"):
@@ -173,7 +171,7 @@ def test_a_unit_has_one_row_at_most_that_is_long_enough_and_holds_no_canary(tmp_
     assert draw_prompts(store, none, [], KEY).shape == (0, 15)
 
 
-def test_public_coins_choose_units_and_rows(tmp_path: Path) -> None:
+def test_public_coins_choose_units_and_rows(tmp_path):
     units = [[[5 + unit, 5 + row, *[9] * 9] for row in range(4)] for unit in range(50)]
     store = _store(tmp_path, units)
     once, again, other = (draw_prompts(store, CONFIG, [], key) for key in (KEY, KEY, b"other"))
@@ -185,7 +183,7 @@ def test_public_coins_choose_units_and_rows(tmp_path: Path) -> None:
 # --- counts
 
 
-def test_intervals_and_chance_are_scipys() -> None:
+def test_intervals_and_chance_are_scipys():
     row = compare(GREEDY, ALL, np.arange(20) < 7, np.arange(50) < 4)
     assert (row.share, row.control_share) == (clopper_pearson(0.35, 20), clopper_pearson(0.08, 50))
     table = [[7, 13], [4, 46]]
@@ -196,7 +194,7 @@ def test_intervals_and_chance_are_scipys() -> None:
     assert row.null_band[1] < row.share.value
 
 
-def test_the_null_band_is_passed_no_more_often_than_it_says() -> None:
+def test_the_null_band_is_passed_no_more_often_than_it_says():
     coins = np.random.default_rng(0)
     rows = [
         compare(GREEDY, ALL, coins.random(40) < 0.2, coins.random(60) < 0.2) for _ in range(999)
@@ -301,7 +299,7 @@ def test_planted_secrets_are_guessed_and_others_are_not(learned, planted):
     )
 
 
-def test_a_secret_with_nothing_before_it_is_not_tried() -> None:
+def test_a_secret_with_nothing_before_it_is_not_tried():
     model, drawn = fresh(SHAPE, 5), []
     for pattern in ("SH", "HS"):
         for rate in (0.1, 0.2, 0.0):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -77,7 +75,7 @@ def by_group(sample: Sample) -> Attack:
     return Attack("place", np.arange(n, dtype=np.float64), 0.0, np.ones(n, np.bool_))
 
 
-def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut: Cut) -> None:
+def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut):
     sample = cut.sample()
     assert [store for store, _ in sample.sides] == [cut.train, cut.others]
     for store, numbers in sample.sides:
@@ -92,7 +90,7 @@ def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut: Cut)
     assert 0.1 < share < 0.3
 
 
-def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> None:
+def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path):
     cut = Cut(tmp_path, PrivacyUnit.PATIENT)
     sample = cut.sample()
     counts = {level: len(np.unique(sample.groups[level])) for level in sample.groups}
@@ -108,7 +106,7 @@ def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> N
     )
 
 
-def test_a_carrier_of_canaries_is_on_neither_side(cut: Cut) -> None:
+def test_a_carrier_of_canaries_is_on_neither_side(cut):
     carriers = {unit_id for number, unit_id in enumerate(cut.held_out) if number % 3 == 0}
     sample = cut.sample(carries=carriers.__contains__)
     for (store, numbers), out in zip(sample.sides, (False, True), strict=True):
@@ -117,7 +115,7 @@ def test_a_carrier_of_canaries_is_on_neither_side(cut: Cut) -> None:
         assert len(units) == len(kept)
 
 
-def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut: Cut) -> None:
+def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut):
     sample = cut.sample(most=20)
     assert len(np.unique(sample.units[sample.members])) == 20
     assert len(np.unique(sample.units[~sample.members])) == 20
@@ -126,7 +124,7 @@ def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut:
     assert not np.array_equal(np.unique(once), np.arange(len(once)))
 
 
-def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_corpus_are_refused(tmp_path):
     cut = Cut(tmp_path, PrivacyUnit.PATIENT)
     altered = np.array(cut.train.tokens)
     altered[0, 1] += 1
@@ -136,7 +134,7 @@ def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
     assert "p0" not in str(error.value)
 
 
-def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path: Path) -> None:
+def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path):
     cut = Cut(tmp_path, PrivacyUnit.DOCUMENT)
     sample = cut.sample()
     scored, most = sample.scored("patient", by_group(sample))
@@ -156,7 +154,7 @@ def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path
     assert all(np.isclose(score, of_one_side).any() for score in scored.scores)
 
 
-def test_a_group_within_a_unit_is_its_rows_mean(tmp_path: Path) -> None:
+def test_a_group_within_a_unit_is_its_rows_mean(tmp_path):
     sample = Cut(tmp_path, PrivacyUnit.PATIENT).sample()
     attack = by_group(sample)
     scored, most = sample.scored("document", attack)

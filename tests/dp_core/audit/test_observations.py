@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +69,7 @@ def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(store, model):
         assert loss == pytest.approx(total / asked_of, rel=1e-4)
 
 
-def test_masks_differ_between_draws_and_rows_and_come_again(store: TokenStore) -> None:
+def test_masks_differ_between_draws_and_rows_and_come_again(store):
     rows = asked(store, [0, 1, 2])
     every = [rows.keys(rows.numbers, draw).tolist() for draw in range(MASKS)]
     assert len({key for keys in every for key in keys}) == 3 * MASKS
@@ -110,7 +108,7 @@ class _Kept(Layers):
         return found
 
 
-def test_attention_features_are_the_papers(store: TokenStore, model: AnyModel) -> None:
+def test_attention_features_are_the_papers(store, model):
     """C(a) = Σ a ln a of each head and token: mean, 5th, 50th and 95th percentiles over tokens."""
     rows, config = asked(store, [4, 9]), model.config
     found = attention_features(model, [rows])
@@ -134,7 +132,7 @@ def test_attention_features_are_the_papers(store: TokenStore, model: AnyModel) -
         np.testing.assert_allclose(features, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_gradient_features_are_each_layers_squared_norm(store: TokenStore, model: AnyModel) -> None:
+def test_gradient_features_are_each_layers_squared_norm(store, model):
     """Expected values: automatic differentiation of one row at a time, summed over a layer."""
     rows, objective = asked(store, [2, 5]), objective_for(model.config)
     found = np.exp(gradient_features(model, [rows]))

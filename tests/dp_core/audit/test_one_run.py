@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -7,13 +5,7 @@ import pytest
 from scipy import stats
 
 from dp_core.audit.canaries import throw_coins
-from dp_core.audit.one_run import (
-    Claim,
-    Guesses,
-    audit_claim,
-    null_alarms,
-    surest_first,
-)
+from dp_core.audit.one_run import Claim, Guesses, audit_claim, null_alarms, surest_first
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff
 from dp_core.privacy.seed_store import PrivacySeed

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,12 +26,12 @@ RUN: dict[str, Any] = {
 @pytest.mark.parametrize(
     "missing", ["level", "value", "interval", "confidence", "null_control", "power"]
 )
-def test_an_audit_that_was_run_lacks_nothing(missing: str) -> None:
+def test_an_audit_that_was_run_lacks_nothing(missing):
     with pytest.raises(ValidationError, match=f"lacks: {missing}"):
         AuditRecord(**{name: value for name, value in RUN.items() if name != missing})
 
 
-def test_an_audit_that_was_not_run_has_no_numbers() -> None:
+def test_an_audit_that_was_not_run_has_no_numbers():
     record = Audit("bound", "A lower bound", "ε").not_run("No step measures it.").record
     assert (record.verdict, record.value) == ("not run", None)
     with pytest.raises(ValidationError, match="was not run and has"):
@@ -61,7 +59,7 @@ def test_only_and_always_a_bound_above_the_claim_contradicts_it(changed, fits):
 
 
 @pytest.mark.parametrize("changed", [{"ceiling": 2.0}, {"bounds_claim": False, "ceiling": None}])
-def test_invalid_record_bounds_the_claim_and_has_no_ceiling(changed: dict[str, Any]) -> None:
+def test_invalid_record_bounds_the_claim_and_has_no_ceiling(changed):
     invalid = {"verdict": "invalid", "ceiling": None, "interval": (2.5, 3.0)}
     assert AuditRecord(**RUN | invalid).blocks_promotion
     with pytest.raises(ValidationError, match="only an audit that bounds the claim is invalid"):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -74,7 +72,7 @@ def verdict_of(right: int, guesses: int, epsilon: float, canaries: int = 400) ->
 # --- rows
 
 
-def test_public_coins_draw_distinct_canaries_that_use_all_tokens_alike() -> None:
+def test_public_coins_draw_distinct_canaries_that_use_all_tokens_alike():
     rows = unit_canary_rows(tokenizer(), 500, 1)
     assert len({tuple(row) for row in rows}) == len(rows) == 500
     assert all(row[0] == 2 and row[-1] == 3 and len(row) == UNIT_TOKENS + 2 for row in rows)
@@ -90,7 +88,7 @@ def test_public_coins_draw_distinct_canaries_that_use_all_tokens_alike() -> None
 # --- coins
 
 
-def test_coins_follow_from_the_release_and_give_nothing_of_it_away() -> None:
+def test_coins_follow_from_the_release_and_give_nothing_of_it_away():
     coins, again, other = (
         coin_seed(seed) for seed in (SEED, SEED, PrivacySeed.fixed("another release"))
     )
@@ -106,7 +104,7 @@ def test_coins_follow_from_the_release_and_give_nothing_of_it_away() -> None:
 # --- guesses
 
 
-def test_guesses_are_twice_what_would_refute_the_claim() -> None:
+def test_guesses_are_twice_what_would_refute_the_claim():
     for canaries, epsilon in ((200, 0.5), (200, 1.0), (1000, 2.0)):
         guesses = planned_guesses(canaries, epsilon).inside
         half = GuessOutcome(100_000, guesses // 2, guesses // 2)
@@ -180,18 +178,18 @@ def word(scores: Scores, coins: Coins) -> str:
 
 
 @pytest.mark.parametrize("config", [BertConfig, Gpt2Config])
-def test_an_engine_that_forgets_its_noise_is_contradicted(config: Any) -> None:
+def test_an_engine_that_forgets_its_noise_is_contradicted(config):
     assert word(*audited(config, 1e-3)) == "contradicted"
 
 
-def test_a_kept_claim_and_a_training_that_ignores_the_coins_are_not_contradicted() -> None:
+def test_a_kept_claim_and_a_training_that_ignores_the_coins_are_not_contradicted():
     assert word(*audited(Gpt2Config, 1.0)) == "consistent"
     assert word(*audited(Gpt2Config, 1e-3, everybody=True)) == "consistent"
     scores, _ = audited(Gpt2Config, 1e-3)
     assert word(scores, throw_coins(coin_seed(SEED), CANARIES, 7)) == "consistent"
 
 
-def test_a_masked_models_score_is_of_each_token_hidden_alone(tmp_path: Path) -> None:
+def test_a_masked_models_score_is_of_each_token_hidden_alone(tmp_path):
     shape = BertConfig.of_size(vocab_size=SIZE, hidden=64, layers=1, max_positions=LENGTH)
     canaries = rows_in(tmp_path, unit_canary_rows(tokenizer(), 5, 1))
     start, other = fresh(shape, 1), fresh(shape, 2)
@@ -221,12 +219,11 @@ def test_a_masked_models_score_is_of_each_token_hidden_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("right", range(40, 101, 6))
-def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int) -> None:
+def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right):
     verdict = verdict_of(right, 100, 1.0)
     record = bound_finding(BOUND, verdict, Label.DP)
     assert (record.verdict == "contradicted") == verdict.contradicted
     assert record.verdict in ("contradicted", "consistent")
-    assert record.interval is not None and record.value is not None and record.ceiling is not None
     low, high = record.interval
     assert low <= record.value <= high
     assert record.ceiling <= 1.0
@@ -234,7 +231,7 @@ def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int
     assert record.label == Label.DP
 
 
-def test_an_audit_that_could_not_contradict_says_so() -> None:
+def test_an_audit_that_could_not_contradict_says_so():
     record = bound_finding(BOUND, verdict_of(20, 20, 6.0), Label.DP)
     assert record.verdict == "inconclusive"
     assert "could contradict no such claim" in record.finding

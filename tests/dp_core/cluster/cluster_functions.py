@@ -1,7 +1,5 @@
 """Functions of a shard or a host for tests of clusters, which workers can import."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -116,11 +116,11 @@ class MapConformance:
     def place(self) -> ShardMap:
         raise NotImplementedError
 
-    def test_values_are_returned_in_the_order_of_the_shards(self, place: ShardMap) -> None:
+    def test_values_are_returned_in_the_order_of_the_shards(self, place):
         for count in (0, 1, 2, 17):
             assert list(place.map(Squared(), range(count))) == [i * i for i in range(count)]
 
-    def test_error_of_a_shard_is_raised_unchanged(self, place: ShardMap) -> None:
+    def test_error_of_a_shard_is_raised_unchanged(self, place):
         values = place.map(Squared(wrong=3), range(12))
         with pytest.raises(BadInput) as caught:
             list(values)
@@ -133,7 +133,7 @@ class MapConformance:
         )
         assert str(error) == "the number: 3 is wrong. Take another one."
 
-    def test_lost_worker_is_reported_as_one_error(self, place: ShardMap) -> None:
+    def test_lost_worker_is_reported_as_one_error(self, place):
         if not self.kills_no_more_than_itself:
             pytest.skip("its function runs in this process")
         with pytest.raises(ConfideError) as caught:
@@ -143,20 +143,15 @@ class MapConformance:
 
     @pytest.mark.parametrize("mechanism", ["elimination", "gaussian"])
     def test_released_words_do_not_depend_on_number_of_shards(
-        self,
-        place: ShardMap,
-        corpora: dict[int, list[Shard]],
-        mechanism: str,
-        expected: Expected,
-        tmp_path: Path,
-    ) -> None:
+        self, place, corpora, mechanism, expected, tmp_path
+    ):
         for shards in corpora.values():
             assert released_words(place, shards, mechanism, tmp_path) == expected.words[mechanism]
         assert not list(tmp_path.iterdir())  # spilled files are removed
 
     def test_released_phrases_counts_and_rows_do_not_depend_on_number_of_shards(
-        self, place: ShardMap, corpora: dict[int, list[Shard]], expected: Expected
-    ) -> None:
+        self, place, corpora, expected
+    ):
         for shards in corpora.values():
             assert released_phrases(place, shards) == expected.phrases
             assert word_counts(place, shards, UNITS) == expected.counts

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import socket
 import ssl
 import threading
@@ -22,7 +20,7 @@ def member(secrets: Path, folder: Path, address: str = "127.0.0.1") -> dict[str,
     return node.member_environment(secrets, folder, address)
 
 
-def test_secrets_are_readable_only_by_their_owner(secrets: Path, tmp_path: Path) -> None:
+def test_secrets_are_readable_only_by_their_owner(secrets, tmp_path):
     variables = member(secrets, tmp_path / "member")
     files = [*secrets.iterdir(), *(tmp_path / "member").iterdir()]
     assert len(files) == 5
@@ -31,13 +29,13 @@ def test_secrets_are_readable_only_by_their_owner(secrets: Path, tmp_path: Path)
     assert (secrets / node.TOKEN).read_text() not in "".join(variables.values())
 
 
-def test_existing_secrets_are_not_overwritten(secrets: Path) -> None:
+def test_existing_secrets_are_not_overwritten(secrets):
     before = {file.name: file.read_bytes() for file in secrets.iterdir()}
     node.make_secrets(secrets)
     assert before == {file.name: file.read_bytes() for file in secrets.iterdir()}
 
 
-def test_address_without_secrets_is_refused(secrets: Path) -> None:
+def test_address_without_secrets_is_refused(secrets):
     with pytest.raises(BadInput, match="without token and TLS"):
         node.require_secrets(None, "CONFIDE_CLUSTER")
     assert node.require_secrets(secrets, "CONFIDE_CLUSTER") == secrets
@@ -79,16 +77,14 @@ def handshake(server: dict[str, str], client: dict[str, str], name: str) -> str:
         thread.join()
 
 
-def test_members_of_one_cluster_accept_each_other_at_their_addresses(
-    secrets: Path, tmp_path: Path
-) -> None:
+def test_members_of_one_cluster_accept_each_other_at_their_addresses(secrets, tmp_path):
     one, two = member(secrets, tmp_path / "1", "10.1.2.3"), member(secrets, tmp_path / "2")
     assert handshake(one, two, "10.1.2.3") == "TLSv1.3"
     with pytest.raises(ssl.SSLError):
         handshake(one, two, "10.1.2.4")
 
 
-def test_member_of_another_cluster_is_refused(secrets: Path, tmp_path: Path) -> None:
+def test_member_of_another_cluster_is_refused(secrets, tmp_path):
     node.make_secrets(tmp_path / "others")
     ours, theirs = member(secrets, tmp_path / "1"), member(tmp_path / "others", tmp_path / "2")
     for server, client in ((ours, theirs), (theirs, ours)):

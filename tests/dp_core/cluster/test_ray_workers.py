@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -15,15 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from child_processes import alive, wait_for
-from cluster_functions import (
-    Echo,
-    Gate,
-    HostGate,
-    HostRefusal,
-    broken,
-    environment,
-    process,
-)
+from cluster_functions import Echo, Gate, HostGate, HostRefusal, broken, environment, process
 from map_conformance import MapConformance, Squared, corpora, expected
 
 from dp_core.cluster.ray_cluster import RayCluster
@@ -68,7 +58,7 @@ class TestConformance(MapConformance):
         return ray
 
 
-def test_shards_are_computed_in_both_workers(ray: RayCluster) -> None:
+def test_shards_are_computed_in_both_workers(ray):
     processes = set(ray.map(process, range(8)))
     assert len(processes) == 2 and os.getpid() not in processes
 
@@ -78,9 +68,7 @@ def calls(folder: Path) -> list[tuple[int, int]]:
     return sorted((int(shard), int(pid)) for shard, pid in (name.split(".") for name in names))
 
 
-def test_shard_of_killed_worker_is_counted_once_by_another_worker(
-    ray: RayCluster, tmp_path: Path
-) -> None:
+def test_shard_of_killed_worker_is_counted_once_by_another_worker(ray, tmp_path):
     with ThreadPoolExecutor(1) as threads:
         job = threads.submit(lambda: list(ray.map(Gate(tmp_path), range(6))))
         wait_for(lambda: len({pid for _, pid in calls(tmp_path)}) == 2, 60)
@@ -92,7 +80,7 @@ def test_shard_of_killed_worker_is_counted_once_by_another_worker(
     assert len([number for number, _ in calls(tmp_path) if number == shard]) == 2
 
 
-def test_killed_host_restarts_and_computes_the_same_update(ray: RayCluster, tmp_path: Path) -> None:
+def test_killed_host_restarts_and_computes_the_same_update(ray, tmp_path):
     hosts = ray.hosts(2, "cpu")
     hosts.start([HostGate(tmp_path), HostGate(tmp_path)])
     gc.collect()  # the host's function must survive until a restart
@@ -113,7 +101,7 @@ def test_killed_host_restarts_and_computes_the_same_update(ray: RayCluster, tmp_
     hosts.end()
 
 
-def test_error_of_a_host_is_raised_unchanged(ray: RayCluster) -> None:
+def test_error_of_a_host_is_raised_unchanged(ray):
     hosts = ray.hosts(1, "cpu")
     hosts.start([HostRefusal()])
     with pytest.raises(BadInput, match="a host reads other rows than the step"):
@@ -121,17 +109,16 @@ def test_error_of_a_host_is_raised_unchanged(ray: RayCluster) -> None:
     hosts.end()
 
 
-def test_cluster_without_the_device_is_refused(ray: RayCluster) -> None:
+def test_cluster_without_the_device_is_refused(ray):
     with pytest.raises(ConfideError, match="no machine of the cluster has a TPU"):
         ray.hosts(2, "tpu")
 
 
-def test_files_of_ray_and_errors_contain_no_private_text(ray: RayCluster) -> None:
+def test_files_of_ray_and_errors_contain_no_private_text(ray):
     with pytest.raises(ConfideError, match=r"ValueError at .*cluster_functions.py:\d+") as caught:
         list(ray.map(broken, [PLANTED]))
     assert PLANTED not in str(caught.value)
     assert list(ray.map(Echo(PLANTED), [PLANTED])) == [PLANTED + PLANTED]
-    assert ray._scratch is not None
     files = [f for f in ray._scratch.rglob("*") if f.is_file() and not f.is_symlink()]
     assert any(file.name.startswith("worker-") for file in files)
     assert any(file.name.startswith("raylet") for file in files)
@@ -143,7 +130,7 @@ def test_files_of_ray_and_errors_contain_no_private_text(ray: RayCluster) -> Non
     assert ray._scratch.stat().st_mode & 0o077 == 0
 
 
-def test_tables_of_ray_contain_no_private_text(ray: RayCluster) -> None:
+def test_tables_of_ray_contain_no_private_text(ray):
     """A dashboard would show these tables; tasks, actors and objects have no text."""
     assert list(ray.map(Echo(PLANTED), [PLANTED])) == [PLANTED + PLANTED]
     from ray._private import state
@@ -153,11 +140,8 @@ def test_tables_of_ray_contain_no_private_text(ray: RayCluster) -> None:
     assert "Zebulon" not in tables
 
 
-def test_workers_receive_neither_the_token_nor_the_environment_of_the_step(
-    ray: RayCluster,
-) -> None:
+def test_workers_receive_neither_the_token_nor_the_environment_of_the_step(ray):
     (variables,) = ray.map(environment, [""])
-    assert ray._scratch is not None
     token = (ray._scratch / "secrets" / "token").read_text()
     assert token not in "".join(variables.values())
     assert processes_of("raylet") and not processes_of(token)
@@ -166,7 +150,7 @@ def test_workers_receive_neither_the_token_nor_the_environment_of_the_step(
     assert variables["RAY_AUTH_MODE"] == "token" and variables["RAY_USE_TLS"] == "1"
 
 
-def test_ports_of_ray_refuse_clients_without_a_certificate(ray: RayCluster) -> None:
+def test_ports_of_ray_refuse_clients_without_a_certificate(ray):
     import ray as module
 
     host, _, port = module.get_runtime_context().gcs_address.rpartition(":")
@@ -186,7 +170,7 @@ def test_ports_of_ray_refuse_clients_without_a_certificate(ray: RayCluster) -> N
             raise ConnectionError
 
 
-def test_cluster_ends_with_its_step_even_if_the_step_is_killed() -> None:
+def test_cluster_ends_with_its_step_even_if_the_step_is_killed():
     program = """
 import time
 from dp_core.cluster.ray_cluster import RayCluster
@@ -199,7 +183,6 @@ time.sleep(600)
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=clean
     ) as step:
-        assert step.stdout is not None
         node, scratch = step.stdout.readline().split()
         step.kill()
     wait_for(lambda: not alive(int(node)), 60)
@@ -215,7 +198,7 @@ def processes_of(text: str) -> list[str]:
     return [line for line in lines if text in line]
 
 
-def test_closed_cluster_leaves_no_processes_or_files(ray: RayCluster) -> None:
+def test_closed_cluster_leaves_no_processes_or_files(ray):
     assert list(ray.map(Squared(), [2])) == [4]
     scratch = ray._scratch
     assert scratch is not None and processes_of(str(scratch))

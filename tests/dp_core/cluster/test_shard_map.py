@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import os
 import subprocess
@@ -54,7 +52,7 @@ class TestProcessPool(MapConformance):
         return pool
 
 
-def test_map_holds_few_results_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_holds_few_results_in_memory(monkeypatch):
     """Of infinitely many shards, one more than the number of processes is computed ahead."""
     submitted = []
 
@@ -75,7 +73,7 @@ def test_map_holds_few_results_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     values.close()  # type: ignore[attr-defined]
 
 
-def test_short_work_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_starts_no_process(monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a pool was started")
 
@@ -87,14 +85,14 @@ def test_short_work_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         list(ProcessPool(2, patience=0).map(Squared(), range(4)))
 
 
-def test_abandoned_map_starts_no_more_shards(pool: ProcessPool) -> None:
+def test_abandoned_map_starts_no_more_shards(pool):
     values = pool.map(Squared(), range(10_000))
     assert next(values) == 0
     values.close()  # type: ignore[attr-defined]
     assert list(pool.map(Squared(), range(5))) == [0, 1, 4, 9, 16]
 
 
-def test_setting_selects_where_shards_are_computed() -> None:
+def test_setting_selects_where_shards_are_computed():
     here, pool = open_cluster("in-process"), open_cluster("pool")
     assert isinstance(here, ProcessPool) and here._processes == 1
     assert isinstance(pool, ProcessPool) and pool._processes == len(os.sched_getaffinity(0))
@@ -103,7 +101,7 @@ def test_setting_selects_where_shards_are_computed() -> None:
         open_cluster("threads")
 
 
-def test_pickled_errors_keep_what_where_and_fix() -> None:
+def test_pickled_errors_keep_what_where_and_fix():
     """Checked by `copy`, which uses the pickle protocol."""
     for error in (BadInput("what", where="where", fix="fix"), BadInput("what")):
         back = copy.copy(error)
@@ -111,7 +109,7 @@ def test_pickled_errors_keep_what_where_and_fix() -> None:
         assert (back.what, back.where, back.fix) == (error.what, error.where, error.fix)
 
 
-def test_workers_end_with_the_process_that_started_them() -> None:
+def test_workers_end_with_the_process_that_started_them():
     program = """
 import multiprocessing, threading, time
 from dp_core.cluster.shard_map import ProcessPool
@@ -124,7 +122,6 @@ if __name__ == "__main__":
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
     ) as parent:
-        assert parent.stdout is not None
         workers = [Path(f"/proc/{pid}") for pid in parent.stdout.readline().split()]
         assert len(workers) == 2 and all(worker.exists() for worker in workers)
         parent.kill()
@@ -140,11 +137,11 @@ def outcome(function: Any, shard: Any, version: Version = HERE) -> Outcome:
     return answered
 
 
-def test_value_of_a_shard_may_be_none() -> None:
+def test_value_of_a_shard_may_be_none():
     assert outcome(nothing, 3).result() is None
 
 
-def test_confide_error_of_a_worker_is_raised_unchanged() -> None:
+def test_confide_error_of_a_worker_is_raised_unchanged():
     with pytest.raises(BadInput) as caught:
         outcome(refused, 3).result()
     error = caught.value
@@ -157,7 +154,7 @@ PLACE = r"a worker failed: .*cluster_functions.py:\d+"
 @pytest.mark.parametrize(
     ("function", "message"), [(broken, PLACE), (panic, PLACE), (unpicklable, "a worker failed")]
 )
-def test_other_errors_of_a_worker_lose_their_message(function: Any, message: str) -> None:
+def test_other_errors_of_a_worker_lose_their_message(function, message):
     answered = map_shard(HERE, packed(function), packed(PLANTED))
     assert b"Zebulon" not in answered
     with pytest.raises(ConfideError, match=message) as caught:
@@ -165,7 +162,7 @@ def test_other_errors_of_a_worker_lose_their_message(function: Any, message: str
     assert not isinstance(caught.value, BadInput)
 
 
-def test_worker_with_other_code_unpickles_nothing() -> None:
+def test_worker_with_other_code_unpickles_nothing():
     other = Version(("dp_core",), "another digest")
     answered = unpacked(map_shard(other, b"not a pickle", b"not a pickle"))
     with pytest.raises(BadInput, match="other code or libraries than this step"):
@@ -175,7 +172,7 @@ def test_worker_with_other_code_unpickles_nothing() -> None:
         host.call(1, 2).result()
 
 
-def test_code_digest_depends_on_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_digest_depends_on_every_byte(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "a_package_of_ours"
     package.mkdir()
@@ -190,7 +187,7 @@ def test_code_digest_depends_on_every_byte(tmp_path: Path, monkeypatch: pytest.M
     code_digest.cache_clear()
 
 
-def test_seed_cannot_be_pickled() -> None:
+def test_seed_cannot_be_pickled():
     with pytest.raises(TypeError):
         packed(PrivacySeed.fixed(1))
     with pytest.raises(TypeError):
@@ -205,7 +202,7 @@ def counted() -> Any:
     return lambda shared, argument: shared + argument
 
 
-def test_host_makes_its_function_once() -> None:
+def test_host_makes_its_function_once():
     host = HostProcess(HERE, packed(counted))
     assert [host.call(shared, 3).result() for shared in (1, 2)] == [4, 5]
     assert len(CALLS) == 1

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ def training(**settings: Any) -> TrainingConfig:
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
-def test_learning_rate_rises_to_its_peak_and_decays_by_its_power(power: float) -> None:
+def test_learning_rate_rises_to_its_peak_and_decays_by_its_power(power):
     config = training(learning_rate=0.5, warmup=0.3, decay_power=power)
     rates = [config.learning_rate_at(step, 10) for step in range(10)]
     falling = [0.5 * (left / 7) ** power for left in range(7, 0, -1)]
@@ -38,18 +36,18 @@ def test_learning_rate_rises_to_its_peak_and_decays_by_its_power(power: float) -
         ("time_box_minutes", -1.0),
     ],
 )
-def test_impossible_settings_are_refused(field: str, value: object) -> None:
+def test_impossible_settings_are_refused(field, value):
     with pytest.raises(ValidationError, match=field):
         training(**({"learning_rate": 1.0} | {field: value}))
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"batch_size": 4, "first_batch_size": 5}])
-def test_impossible_batches_are_refused(wrong: dict[str, int]) -> None:
+def test_impossible_batches_are_refused(wrong):
     with pytest.raises(ValidationError, match="batch_size"):
         BatchConfig(**wrong)
 
 
-def test_checkpoint_settings_are_not_part_of_a_runs_identity() -> None:
+def test_checkpoint_settings_are_not_part_of_a_runs_identity():
     usual = training()
     kept = training(checkpoint_every=1, time_box_minutes=5.0)
     assert usual.identity() == kept.identity()

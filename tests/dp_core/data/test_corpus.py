@@ -38,19 +38,19 @@ COMPOSED, DECOMPOSED = "Ren\u00e9", "Rene\u0301"
         *((v, v) for v in ("7.5", "p7.0", ".0", "7.0.0", "\u0667.0", "rene", "Rene")),
     ],
 )
-def test_all_spellings_of_an_id_have_one_normal_form(value: object, form: str) -> None:
+def test_all_spellings_of_an_id_have_one_normal_form(value, form):
     assert normalised_id(value) == form == normalised_id(form)
 
 
 @pytest.mark.parametrize(
     "value", [True, 7.5, float("nan"), float("inf"), 2.0**53, [7], {"a": 7}, b"7"], ids=range(8)
 )
-def test_values_other_than_text_and_whole_numbers_are_no_ids(value: object) -> None:
+def test_values_other_than_text_and_whole_numbers_are_no_ids(value):
     with pytest.raises(ValueError, match="not an id"):
         normalised_id(value)
 
 
-def test_documents_and_sentences_normalise_their_ids() -> None:
+def test_documents_and_sentences_normalise_their_ids():
     assert Document(" 1.0", DECOMPOSED, " x ", "2 ") == Document("1", COMPOSED, " x ", "2")
     assert Sentence((), (), f"{DECOMPOSED} ").document_id == COMPOSED
 
@@ -61,9 +61,7 @@ DOCUMENTS = st.lists(st.builds(Document, IDS, IDS, st.text(max_size=20), IDS), m
 
 @settings(max_examples=40, deadline=None)
 @given(DOCUMENTS)
-def test_round_trip_groups_and_keeps_everything(
-    tmp_path_factory: pytest.TempPathFactory, docs: list[Document]
-) -> None:
+def test_round_trip_groups_and_keeps_everything(tmp_path_factory, docs):
     folder = tmp_path_factory.mktemp("corpus")
     write_corpus(docs, folder)
     back = list(open_corpus(folder))
@@ -80,7 +78,7 @@ def test_round_trip_groups_and_keeps_everything(
         assert len(groups) == len(set(groups))
 
 
-def test_order_of_the_source_leaves_no_trace(tmp_path: Path) -> None:
+def test_order_of_the_source_leaves_no_trace(tmp_path):
     docs = [Document(str(i), f"p{i % 40}", f"text {i}") for i in range(200)]
     write_corpus(docs, tmp_path / "a")
     random.Random(0).shuffle(docs)
@@ -93,12 +91,12 @@ def test_order_of_the_source_leaves_no_trace(tmp_path: Path) -> None:
     assert patients != sorted(patients)
 
 
-def test_private_text_is_for_the_owner_alone(tmp_path: Path) -> None:
+def test_private_text_is_for_the_owner_alone(tmp_path):
     write_corpus([Document("1", "p", "x")], tmp_path)
     assert {stat.S_IMODE(f.stat().st_mode) for f in tmp_path.glob("*.parquet")} == {0o600}
 
 
-def test_an_interrupted_corpus_is_refused(tmp_path: Path) -> None:
+def test_an_interrupted_corpus_is_refused(tmp_path):
     write_corpus([Document("1", "p", "old")], tmp_path)
 
     def breaks() -> object:
@@ -112,7 +110,7 @@ def test_an_interrupted_corpus_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".partial*"))
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
+def test_another_version_is_refused(tmp_path):
     write_corpus([Document("1", "p", "x")], tmp_path)
     (tmp_path / "corpus.json").write_text(json.dumps({"version": 99}))
     with pytest.raises(BadInput, match="version 99"):
@@ -129,7 +127,7 @@ def many() -> list[Document]:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 16, 300])
-def test_the_order_does_not_depend_on_the_number_of_shards(tmp_path: Path, shards: int) -> None:
+def test_the_order_does_not_depend_on_the_number_of_shards(tmp_path, shards):
     write_corpus(many(), tmp_path, 4)
     in_four = list(open_corpus(tmp_path))
     write_corpus(many(), tmp_path, shards)
@@ -137,7 +135,7 @@ def test_the_order_does_not_depend_on_the_number_of_shards(tmp_path: Path, shard
     assert len(shards_of(tmp_path)) == shards == len(list(tmp_path.glob("*.parquet")))
 
 
-def test_patients_are_in_one_shard_and_notes_without_patient_in_all(tmp_path: Path) -> None:
+def test_patients_are_in_one_shard_and_notes_without_patient_in_all(tmp_path):
     write_corpus(many(), tmp_path)
     patients: dict[str, set[str]] = {}
     nobody: set[str] = set()
@@ -151,9 +149,7 @@ def test_patients_are_in_one_shard_and_notes_without_patient_in_all(tmp_path: Pa
     assert len(nobody) == 16 and len(set.union(*patients.values())) > 10
 
 
-def test_spilling_rows_to_files_changes_no_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spilling_rows_to_files_changes_no_byte(tmp_path, monkeypatch):
     twice = [Document("1", "p", f"part {i}") for i in range(50)]
     write_corpus([*many(), *twice], tmp_path / "held")
     spilled = []
@@ -175,9 +171,7 @@ def test_spilling_rows_to_files_changes_no_byte(
 
 
 @pytest.mark.parametrize("piece", [1 << 23, 40])
-def test_more_text_makes_more_shards_of_the_same_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
-) -> None:
+def test_more_text_makes_more_shards_of_the_same_documents(tmp_path, monkeypatch, piece):
     """A range of hashes that is too large for one sort is divided again."""
     write_corpus(many(), tmp_path / "one", 1)
     monkeypatch.setattr(corpus, "_PARTS", 4)
@@ -198,7 +192,7 @@ def test_more_text_makes_more_shards_of_the_same_documents(
         assert {f.name for f in folder.iterdir()} == {"corpus.json", *(s.name for s in found)}
 
 
-def test_range_numbers_equal_exact_integer_arithmetic() -> None:
+def test_range_numbers_equal_exact_integer_arithmetic():
     bounds = [k * (1 << 64) // 48 + d for k in range(1, 48) for d in (-1, 0, 1, 2)]
     hashes = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 64) - 1, *bounds]
     table = pa.table({"hash": pa.array(hashes, pa.uint64())})
@@ -218,7 +212,7 @@ def other(file: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [damage, other, Path.unlink, lambda f: f.write_bytes(b"")])
-def test_a_damaged_shard_is_named_and_made_again_alone(tmp_path: Path, harm: object) -> None:
+def test_a_damaged_shard_is_named_and_made_again_alone(tmp_path, harm):
     write_corpus(many(), tmp_path)
     before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in tmp_path.iterdir()}
     name = "shard-0005.parquet"
@@ -234,7 +228,7 @@ def test_a_damaged_shard_is_named_and_made_again_alone(tmp_path: Path, harm: obj
         assert (file.stat().st_mtime_ns == written) == (file.name != name)
 
 
-def test_a_shard_of_another_source_is_not_put_in_place(tmp_path: Path) -> None:
+def test_a_shard_of_another_source_is_not_put_in_place(tmp_path):
     write_corpus(many(), tmp_path)
     (tmp_path / "shard-0005.parquet").unlink()
     others = [Document(d.document_id, d.patient_id, d.text + "!") for d in many()]
@@ -249,7 +243,7 @@ def test_a_shard_of_another_source_is_not_put_in_place(tmp_path: Path) -> None:
     [None, [], {}, {"../x": "0"}, {"shard-0001.parquet": "0"},
      {"shard-0000.parquet": "0", "x": "1"}],
 )  # fmt: skip
-def test_a_mark_with_wrong_shard_names_is_refused(tmp_path: Path, shards: object) -> None:
+def test_a_mark_with_wrong_shard_names_is_refused(tmp_path, shards):
     write_corpus(many(), tmp_path, 2)
     about = json.loads((tmp_path / "corpus.json").read_text())
     (tmp_path / "corpus.json").write_text(json.dumps(about | {"shards": shards}))
@@ -257,12 +251,12 @@ def test_a_mark_with_wrong_shard_names_is_refused(tmp_path: Path, shards: object
         open_corpus(tmp_path)
 
 
-def test_a_corpus_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+def test_a_corpus_may_lie_in_a_folder_of_any_name(tmp_path):
     folder = tmp_path / "a name, %20 and é"
     write_corpus(many(), folder, 2)
     assert sum(1 for shard in shards_of(folder) for _ in read_shard(shard)) == len(many())
 
 
-def test_lone_surrogates_become_question_marks(tmp_path: Path) -> None:
+def test_lone_surrogates_become_question_marks(tmp_path):
     write_corpus([Document("1", "p", "a \ud800 b"), Document("2", "p", "é")], tmp_path)
     assert [d.text for d in open_corpus(tmp_path)] == ["a ? b", "é"]

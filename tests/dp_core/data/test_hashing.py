@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from dp_core.data.hashing import ShuffledRange, bits, coin, digest64, fold, mix, seed_key
 
 
-def test_parts_cannot_be_shifted_into_one_another() -> None:
+def test_parts_cannot_be_shifted_into_one_another():
     assert digest64(b"k", "p", "ab", "c") != digest64(b"k", "p", "a", "bc")
     assert digest64(b"k", "p", "ab") != digest64(b"k", "pa", "b")
     assert digest64(b"k", "p", "a") != digest64(b"l", "p", "a")
@@ -19,7 +17,7 @@ def test_values_do_not_change_between_versions() -> None:
 
 
 @pytest.mark.statistical
-def test_coins_are_uniform_over_units_and_keys() -> None:
+def test_coins_are_uniform_over_units_and_keys():
     for values in (
         [coin(b"k", "p", str(i)) for i in range(20_000)],
         [coin(seed_key(i), "p", "u") for i in range(20_000)],
@@ -37,7 +35,7 @@ def test_mix_is_splitmix64() -> None:
     assert mix(states).tolist() == expected
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_a_row_does_not_depend_on_its_neighbours():
     keys = np.arange(50, dtype=np.uint64)
     whole = bits(keys, 1, 20)
     assert np.array_equal(bits(keys[17:18], 1, 20)[0], whole[17])
@@ -46,7 +44,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 @pytest.mark.statistical
-def test_bits_are_balanced_even_for_consecutive_keys() -> None:
+def test_bits_are_balanced_even_for_consecutive_keys():
     drawn = bits(np.arange(4000, dtype=np.uint64), 0, 16).ravel()
     for bit in range(64):
         ones = int(((drawn >> np.uint64(bit)) & np.uint64(1)).sum())
@@ -54,7 +52,7 @@ def test_bits_are_balanced_even_for_consecutive_keys() -> None:
     assert len(np.unique(drawn)) == drawn.size  # consecutive keys do not share a sequence
 
 
-def test_folding_binds_every_number() -> None:
+def test_folding_binds_every_number():
     keys = np.arange(3, dtype=np.uint64)
     assert len({tuple(fold(keys, *n)) for n in ((1, 2), (2, 1), (1,), (1, 2, 0))}) == 4
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -28,20 +26,20 @@ from dp_core.data.labelled_text import (
 from dp_core.data.labelled_text import score as score_of
 
 
-def test_pairs_of_one_premise_are_one_document_where_the_source_names_none() -> None:
+def test_pairs_of_one_premise_are_one_document_where_the_source_names_none():
     one, other, third = (LabelledText(a, b) for a, b in (("x", "y"), ("x", "z"), ("y", "y")))
     assert one.document_id == other.document_id != third.document_id
     assert LabelledText("x", document_id=" 7.0 ").document_id == "7"
     assert {fold_of(text, 1000) for text in (one, other)} == {fold_of(one, 1000)}
 
 
-def test_a_patient_owns_all_of_its_documents() -> None:
+def test_a_patient_owns_all_of_its_documents():
     texts = [LabelledText("x", document_id=name, patient_id="p") for name in "ab"]
     assert {owner_of(text) for text in texts} == {"p"}
     assert owner_of(Sentence(("a",), ("O",), "d")) == "d"
 
 
-def test_class_scores_equal_scikit_learn() -> None:
+def test_class_scores_equal_scikit_learn():
     rng = np.random.default_rng(0)
     expected, predicted = ([str(c) for c in rng.integers(0, n, 200)] for n in (3, 4))
     found = class_scores(expected, predicted)  # class 3 is predicted and never expected
@@ -56,19 +54,19 @@ def score(expected: list[list[str]], predicted: list[list[str]]) -> TaskScores:
     return score_of(words, predicted)
 
 
-def test_a_sentence_has_a_tag_for_each_token() -> None:
+def test_a_sentence_has_a_tag_for_each_token():
     with pytest.raises(ValueError, match="2 tokens but 1 tags"):
         Sentence(("a", "b"), ("O",))
 
 
-def test_labels_do_not_depend_on_the_order_of_sentences() -> None:
+def test_labels_do_not_depend_on_the_order_of_sentences():
     one, two = Sentence(("a",), ("B-test",)), Sentence(("b", "c"), ("O", "I-problem"))
     expected = ("O", "B-problem", "I-problem", "B-test", "I-test")
     assert label_set([one, two]) == label_set([two, one]) == expected
     assert label_set([]) == ("O",)
 
 
-def test_a_fold_is_a_function_of_the_document_alone_or_of_its_patient() -> None:
+def test_a_fold_is_a_function_of_the_document_alone_or_of_its_patient():
     names = [f"record-{n}" for n in range(1000)]
     folds = [fold_of(Sentence(("a",), ("O",), name), 5) for name in names]
     sizes = [folds.count(fold) for fold in range(5)]
@@ -87,7 +85,7 @@ PAIRS = st.lists(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=8), min_si
 @settings(max_examples=150, deadline=None)
 @given(PAIRS)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
-def test_as_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
+def test_as_seqeval(pairs):
     gold = [[g for g, _ in s] for s in pairs]
     guess = [[p for _, p in s] for s in pairs]
     scores = score(gold, guess)
@@ -104,7 +102,7 @@ def test_as_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
         assert mine.expected == their["support"]
 
 
-def test_scores_without_texts_are_zero_and_different_lengths_are_refused() -> None:
+def test_scores_without_texts_are_zero_and_different_lengths_are_refused():
     assert (class_scores([], []).micro.recall, class_scores([], []).macro_f1) == (0, 0)
     with pytest.raises(ValueError, match="is shorter"):
         class_scores(["a"], [])
@@ -114,7 +112,7 @@ def test_scores_without_texts_are_zero_and_different_lengths_are_refused() -> No
         score([["O"]], [])
 
 
-def test_the_longest_of_overlapping_entities_is_learned_and_all_are_expected() -> None:
+def test_the_longest_of_overlapping_entities_is_learned_and_all_are_expected():
     found = [("person", 1, 2), ("problem", 0, 3), ("problem", 0, 3), ("test", 2, 4)]
     sentence = annotated(("his", "left", "arm", "x"), found, "d", "p")
     assert sentence.tags == ("B-problem", "I-problem", "I-problem", "O")
@@ -126,7 +124,7 @@ def test_the_longest_of_overlapping_entities_is_learned_and_all_are_expected() -
     assert missed == [("problem", 0, 3), ("person", 1, 2), ("test", 2, 4)]
 
 
-def test_choosing_types_restores_entities_hidden_by_a_longer_one() -> None:
+def test_choosing_types_restores_entities_hidden_by_a_longer_one():
     sentence = annotated(("a", "b", "c"), [("person", 0, 3), ("problem", 1, 2)])
     (chosen,) = with_types([sentence], ["problem"])
     assert (chosen.tags, chosen.overlapped) == (("O", "B-problem", "O"), ())
@@ -143,7 +141,7 @@ ENTITIES = st.lists(
 
 
 @given(ENTITIES)
-def test_no_entity_is_lost(found: list[tuple[str, int, int]]) -> None:
+def test_no_entity_is_lost(found):
     sentence = annotated(("w",) * 8, found)
     assert sorted(all_entities(sentence)) == sorted(found)
     for kind, begin, end in sentence.overlapped:
@@ -152,9 +150,7 @@ def test_no_entity_is_lost(found: list[tuple[str, int, int]]) -> None:
 
 
 @given(st.lists(st.integers(1, 4), max_size=5), ENTITIES)
-def test_joined_documents_do_not_depend_on_the_sentence_splitter(
-    sizes: list[int], found: list[tuple[str, int, int]]
-) -> None:
+def test_joined_documents_do_not_depend_on_the_sentence_splitter(sizes, found):
     """This holds unless an entity crosses a cut, which no reader produces."""
     cuts = sorted({0, 8, *(c for c in itertools.accumulate(sizes) if c < 8)})
     whole = [e for e in found if any(a <= e[1] and e[2] <= b for a, b in itertools.pairwise(cuts))]
@@ -171,12 +167,12 @@ def test_joined_documents_do_not_depend_on_the_sentence_splitter(
     assert together.tags == annotated(words, whole).tags
 
 
-def test_sentences_without_a_document_stay_apart() -> None:
+def test_sentences_without_a_document_stay_apart():
     alone = [Sentence(("a",), ("O",)), Sentence(("b",), ("O",))]
     assert joined(alone) == alone
 
 
-def test_each_tagging_error_is_reported_once() -> None:
+def test_each_tagging_error_is_reported_once():
     right = Sentence(tuple("abcdefgh"), ("B-x", "I-x", "O", "B-y", "O", "B-x", "O", "B-y"))
     guess = ("B-x", "O", "O", "B-x", "B-z", "O", "O", "B-y")
     errors = {(e.kind, e.expected, e.predicted) for e in tagging_errors(right, guess)}
@@ -190,7 +186,7 @@ def test_each_tagging_error_is_reported_once() -> None:
 
 
 @given(PAIRS)
-def test_errors_and_right_ones_add_up(pairs: list[list[tuple[str, str]]]) -> None:
+def test_errors_and_right_ones_add_up(pairs):
     for sentence in pairs:
         gold, guess = (tuple(side) for side in zip(*sentence, strict=True))
         right = Sentence(("a",) * len(gold), gold)

@@ -25,7 +25,7 @@ def keys(rows: int) -> npt.NDArray[np.uint64]:
     return np.random.default_rng(1).integers(0, 2**63, rows).astype(np.uint64)
 
 
-def test_rows_can_be_rebuilt_and_no_special_token_is_touched() -> None:
+def test_rows_can_be_rebuilt_and_no_special_token_is_touched():
     tokens, lengths = batch(3000)
     m = mask_rows(tokens, lengths, keys(3000), SPECIAL, V, K)
     rows, columns = np.nonzero(m.weights)
@@ -43,7 +43,7 @@ def test_rows_can_be_rebuilt_and_no_special_token_is_touched() -> None:
     assert len(set(zip(rows, m.positions[rows, columns], strict=True))) == len(rows)
 
 
-def test_number_of_predictions_is_the_rows_own() -> None:
+def test_number_of_predictions_is_the_rows_own():
     tokens, lengths = batch(500)
     m = mask_rows(tokens, lengths, keys(500), SPECIAL, V, 3)
     maskable = (tokens >= 5).sum(1)
@@ -53,7 +53,7 @@ def test_number_of_predictions_is_the_rows_own() -> None:
     assert nothing.weights.sum() == 0
 
 
-def test_a_rows_mask_does_not_depend_on_its_place_in_the_batch() -> None:
+def test_a_rows_mask_does_not_depend_on_its_place_in_the_batch():
     tokens, lengths = batch(5000)
     k = keys(5000)
     whole = mask_rows(tokens, lengths, k, SPECIAL, V, K)
@@ -64,7 +64,7 @@ def test_a_rows_mask_does_not_depend_on_its_place_in_the_batch() -> None:
 
 
 @pytest.mark.statistical
-def test_eighty_ten_ten() -> None:
+def test_eighty_ten_ten():
     tokens, lengths = batch(20_000)
     m = mask_rows(tokens, lengths, keys(20_000), SPECIAL, V, K)
     rows, columns = np.nonzero(m.weights)
@@ -77,7 +77,7 @@ def test_eighty_ten_ten() -> None:
 
 
 @pytest.mark.statistical
-def test_every_position_is_as_likely() -> None:
+def test_every_position_is_as_likely():
     rows = 20_000
     tokens = np.full((rows, 22), 7)
     tokens[:, 0], tokens[:, -1] = SPECIAL.cls, SPECIAL.sep
@@ -92,7 +92,7 @@ def words_masked(m: MaskedRows, row: int, starts: npt.NDArray[np.int64]) -> dict
     return {int(s): int((starts[chosen] == s).sum()) for s in np.unique(starts[chosen])}
 
 
-def test_whole_words_are_masked_together() -> None:
+def test_whole_words_are_masked_together():
     rng = np.random.default_rng(3)
     continuation = np.zeros(V, bool)
     continuation[250:] = True
@@ -116,6 +116,6 @@ def test_whole_words_are_masked_together() -> None:
     )
 
 
-def test_more_predictions_than_places_are_refused() -> None:
+def test_more_predictions_than_places_are_refused():
     with pytest.raises(BadInput, match="max_predictions"):
         mask_rows(*batch(2), keys(2), SPECIAL, V, S + 1)

@@ -14,7 +14,7 @@ from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import byte_level
-from dp_core.vocabulary.subwords import SubwordKind, UnitWords
+from dp_core.vocabulary.subwords import UnitWords
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,9 +46,7 @@ def units(folder: Path, docs: list[Document], unit: PrivacyUnit, n: int = 4) -> 
 
 @settings(max_examples=40, deadline=None)
 @given(DOCUMENTS, st.sampled_from(PrivacyUnit))
-def test_every_word_is_in_exactly_one_unit(
-    tmp_path_factory: pytest.TempPathFactory, docs: list[Document], unit: PrivacyUnit
-) -> None:
+def test_every_word_is_in_exactly_one_unit(tmp_path_factory, docs, unit):
     found = units(tmp_path_factory.mktemp("c"), docs, unit)
     if unit is PrivacyUnit.EXAMPLE:  # copies of an example share an id
         assert len({u.unit_id for u in found}) == len({(u.unit_id, *u.texts) for u in found})
@@ -66,13 +64,8 @@ def test_every_word_is_in_exactly_one_unit(
     st.sampled_from(["wordpiece", "byte-level-bpe"]), st.sampled_from([1, 20, 1 << 22]),
 )  # fmt: skip
 def test_many_units_at_once_are_the_same_units_with_the_same_words(
-    tmp_path_factory: pytest.TempPathFactory,
-    docs: list[Document],
-    unit: PrivacyUnit,
-    shards: int,
-    kind: SubwordKind,
-    together: int,
-) -> None:
+    tmp_path_factory, docs, unit, shards, kind, together
+):
     folder = tmp_path_factory.mktemp("c")
     write_corpus(docs, folder, shards)
     one_by_one = [
@@ -90,9 +83,7 @@ def test_many_units_at_once_are_the_same_units_with_the_same_words(
     assert at_once == one_by_one
 
 
-def test_a_unit_longer_than_a_row_group_is_one_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_longer_than_a_row_group_is_one_unit(tmp_path, monkeypatch):
     monkeypatch.setattr("dp_core.data.corpus._ROW_GROUP", 40)
     docs = [Document(str(i), f"p{i % 3}", f"word{i} pain") for i in range(60)]
     write_corpus(docs, tmp_path, 1)
@@ -107,7 +98,7 @@ def test_a_unit_longer_than_a_row_group_is_one_unit(
     assert found == {"p0": 21, "p1": 21, "p2": 21}
 
 
-def test_the_three_units(tmp_path: Path) -> None:
+def test_the_three_units(tmp_path):
     docs = [
         Document("1", "p", "a b c d e"),
         Document("2", "p", "f"),
@@ -122,7 +113,7 @@ def test_the_three_units(tmp_path: Path) -> None:
     }
 
 
-def test_patient_units_need_patients(tmp_path: Path) -> None:
+def test_patient_units_need_patients(tmp_path):
     write_corpus([Document("1", "", "secretword")], tmp_path)
     with pytest.raises(BadInput, match="without a patient id") as caught:
         list(units_of(open_corpus(tmp_path), PrivacyUnit.PATIENT, 4))
@@ -130,14 +121,14 @@ def test_patient_units_need_patients(tmp_path: Path) -> None:
     assert len(list(units_of(open_corpus(tmp_path), PrivacyUnit.DOCUMENT, 4))) == 1
 
 
-def test_a_tuple_has_a_word(tmp_path: Path) -> None:
+def test_a_tuple_has_a_word(tmp_path):
     write_corpus([Document("1", "p", "a")], tmp_path)
     with pytest.raises(BadInput, match="0 words"):
         list(units_of(open_corpus(tmp_path), PrivacyUnit.EXAMPLE, 0))
 
 
 @given(st.lists(st.integers(), max_size=30), st.integers(1, 10), st.text(max_size=5))
-def test_at_most_the_limit_and_in_order(items: list[int], limit: int, unit: str) -> None:
+def test_at_most_the_limit_and_in_order(items, limit, unit):
     chosen = bounded_sample(items, limit, unit, b"k")
     assert len(chosen) == min(limit, len(items))
     rest = iter(items)
@@ -145,7 +136,7 @@ def test_at_most_the_limit_and_in_order(items: list[int], limit: int, unit: str)
 
 
 @pytest.mark.statistical
-def test_every_item_is_as_likely() -> None:
+def test_every_item_is_as_likely():
     counts = np.zeros(10)
     for unit in range(20_000):
         counts[bounded_sample(range(10), 3, str(unit), b"k")] += 1
@@ -154,7 +145,7 @@ def test_every_item_is_as_likely() -> None:
 
 
 @pytest.mark.statistical
-def test_held_out_share() -> None:
+def test_held_out_share():
     held = sum(is_held_out(str(i), 0.05, b"k") for i in range(40_000))
     assert abs(held - 2000) < 6 * np.sqrt(40_000 * 0.05 * 0.95)
     assert not any(is_held_out(str(i), 0.0, b"k") for i in range(100))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 
@@ -32,9 +30,7 @@ def write(folder: Path, units: dict[str, list[list[int]]], vocabulary: int = 100
 
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), ROWS, min_size=1, max_size=6))
-def test_random_access_by_unit(
-    tmp_path_factory: pytest.TempPathFactory, units: dict[str, list[list[int]]]
-) -> None:
+def test_random_access_by_unit(tmp_path_factory, units):
     units["sure"] = [[1, 2]]
     folder = tmp_path_factory.mktemp("store")
     write(folder, units)
@@ -48,7 +44,7 @@ def test_random_access_by_unit(
     assert store.content_digest() == store.digest
 
 
-def test_digest_is_of_the_content(tmp_path: Path) -> None:
+def test_digest_is_of_the_content(tmp_path):
     units = {"a": [[1, 2], [3]], "b": [[4]]}
     digest = write(tmp_path / "1", units).digest
     assert write(tmp_path / "2", units).digest == digest
@@ -62,20 +58,20 @@ def test_digest_is_of_the_content(tmp_path: Path) -> None:
     assert len(digests | {digest}) == 5
 
 
-def test_unit_keys_follow_the_unit_not_its_place(tmp_path: Path) -> None:
+def test_unit_keys_follow_the_unit_not_its_place(tmp_path):
     one = write(tmp_path / "1", {"a": [[1]], "b": [[2]]})
     two = write(tmp_path / "2", {"b": [[2]]})
     assert one.unit_keys[1] == two.unit_keys[0] != one.unit_keys[0]
 
 
-def test_large_vocabularies_get_wide_ids(tmp_path: Path) -> None:
+def test_large_vocabularies_get_wide_ids(tmp_path):
     assert write(tmp_path / "1", {"a": [[65_535]]}, 65_536).tokens.dtype == np.uint16
     store = write(tmp_path / "2", {"a": [[70_000]]}, 70_001)
     assert store.tokens.dtype == np.uint32
     assert store.tokens[0, 0] == 70_000
 
 
-def test_an_unfinished_store_is_refused(tmp_path: Path) -> None:
+def test_an_unfinished_store_is_refused(tmp_path):
     write(tmp_path, {"a": [[1]]})
     TokenStoreWriter(tmp_path, 6, 100).add_unit("b", [[2]])
     with pytest.raises(BadInput, match="not a finished token store"):
@@ -84,7 +80,7 @@ def test_an_unfinished_store_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokens", "lengths", "unit_rows", "unit_keys"])
 @pytest.mark.parametrize("missing", [1, 8, 12, 1000])
-def test_a_cut_file_is_noticed(tmp_path: Path, name: str, missing: int) -> None:
+def test_a_cut_file_is_noticed(tmp_path, name, missing):
     write(tmp_path, {"a": [[1], [2]], "b": [[3]]})
     file = tmp_path / f"{name}.bin"
     file.write_bytes(file.read_bytes()[:-missing])
@@ -93,9 +89,7 @@ def test_a_cut_file_is_noticed(tmp_path: Path, name: str, missing: int) -> None:
 
 
 @pytest.mark.parametrize("row", [[], [1] * 7, [100], [-1]])
-def test_rows_that_do_not_fit_and_stores_without_rows_are_refused(
-    tmp_path: Path, row: list[int]
-) -> None:
+def test_rows_that_do_not_fit_and_stores_without_rows_are_refused(tmp_path, row):
     with pytest.raises(BadInput, match=r"1 to 6 ids|outside the vocabulary of 100"):
         write(tmp_path, {"a": [row]})
     with pytest.raises(BadInput, match="no text"):
@@ -123,7 +117,7 @@ def rows_made(units: list[Unit], length: int = 8, limit: int = 100) -> dict[str,
     ),
     st.integers(3, 12),
 )
-def test_rows_hold_the_text_once_and_fit(texts: list[list[str]], length: int) -> None:
+def test_rows_hold_the_text_once_and_fit(texts, length):
     made = rows_made([Unit("u", [" ".join(t) for t in texts])], length)["u"]
     assert all(r[0] == 2 and r[-1] == 3 and 3 <= len(r) <= length for r in made)
     pieces = [i for r in made for i in r[1:-1]]
@@ -133,7 +127,7 @@ def test_rows_hold_the_text_once_and_fit(texts: list[list[str]], length: int) ->
     assert len(made) == sum(-(-len(ids) // room) for ids in whole)  # as few rows as possible
 
 
-def test_a_units_rows_do_not_depend_on_other_units() -> None:
+def test_a_units_rows_do_not_depend_on_other_units():
     text = "the patient has pain in the left knee . " * 8
     units = [Unit(str(i), [text, text[: 10 * i]]) for i in range(300)]
     together, alone = rows_made(units, limit=3), rows_made([units[277]], limit=3)
@@ -141,7 +135,7 @@ def test_a_units_rows_do_not_depend_on_other_units() -> None:
     assert {len(r) for r in together.values()} == {3}
 
 
-def test_a_row_needs_room() -> None:
+def test_a_row_needs_room():
     with pytest.raises(BadInput, match="no room"):
         rows_made([Unit("u", ["pain"])], 2)
 
@@ -178,9 +172,7 @@ def feed(folder: Path, batch: int = 8) -> None:
                 pass
 
 
-def test_memory_of_writing_opening_and_feeding_does_not_grow_with_the_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_writing_opening_and_feeding_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     fill(tmp_path / "first", 100)
     feed(tmp_path / "first")  # load imports and caches first
     monkeypatch.setattr(token_store, "_FLUSH_BYTES", 1 << 15)
@@ -193,7 +185,7 @@ def test_memory_of_writing_opening_and_feeding_does_not_grow_with_the_corpus(
         assert large < 1.2 * small
 
 
-def test_rows_of_a_shard_equal_the_rows_of_its_units(tmp_path: Path) -> None:
+def test_rows_of_a_shard_equal_the_rows_of_its_units(tmp_path):
     notes = (f"The patient [MASK] has pain in knee {i % 7}." for i in range(120))
     write_corpus(
         (Document(str(i), f"p{i % 30}", t) for i, t in enumerate(notes)), tmp_path / "c", 4

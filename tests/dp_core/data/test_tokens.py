@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -26,7 +24,7 @@ TEXTS = st.lists(ANY, max_size=8)
 
 
 @given(ANY, st.integers(1, 5))
-def test_cutting_at_word_starts_changes_no_word(text: str, n: int) -> None:
+def test_cutting_at_word_starts_changes_no_word(text, n):
     text = text.encode("utf-8", "replace").decode()
     cuts = [*word_starts(text)[::n], len(text)]
     pieces = [text[a:b] for a, b in pairwise(cuts)]
@@ -44,7 +42,7 @@ def test_cutting_at_word_starts_changes_no_word(text: str, n: int) -> None:
         ("", []),
     ],
 )
-def test_known_words(text: str, words: list[str]) -> None:
+def test_known_words(text, words):
     assert split_words(text) == words
 
 
@@ -60,7 +58,7 @@ def spelled(found: WordCodes) -> list[list[str]]:
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(0, 3))
-def test_words_of_many_texts_equal_the_words_of_each_text(texts: list[str], skipped: int) -> None:
+def test_words_of_many_texts_equal_the_words_of_each_text(texts, skipped):
     sliced = arrow(texts).slice(min(skipped, len(texts)))
     for found in (encode_bert_words(sliced), encode_with(split_words, sliced)):
         assert spelled(found) == [split_words(text) for text in texts[skipped:]]
@@ -74,13 +72,13 @@ def test_words_of_many_texts_equal_the_words_of_each_text(texts: list[str], skip
         ["é.", "x y"], ["x\u0301 a", "b"], ["a" * 70_000, "é" * 70_000], ["\ud800", "\udfff x"],
     ],
 )  # fmt: skip
-def test_texts_are_kept_apart(texts: list[str]) -> None:
+def test_texts_are_kept_apart(texts):
     assert spelled(encode_bert_words(arrow(texts))) == [split_words(text) for text in texts]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(ODD_TEXT, max_size=3), min_size=1, max_size=6), st.integers(1, 3))
-def test_units_hold_their_distinct_words(units: list[list[str]], of_a_block: int) -> None:
+def test_units_hold_their_distinct_words(units, of_a_block):
     blocks = []
     for start in range(0, len(units), of_a_block):
         block = units[start : start + of_a_block]

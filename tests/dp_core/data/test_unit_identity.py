@@ -17,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -250,6 +252,18 @@ def write_noteevents(notes: Sequence[Note], folder: Path) -> None:
         table.writerows((n.document, n.patient, n.text) for n in notes)
 
 
+def write_csv(notes: Sequence[Note], folder: Path) -> None:
+    with (folder / "ward.csv").open("w", newline="") as file:
+        table = csv.writer(file, delimiter=";")
+        table.writerow(["DocId", "PatNr", "Befund"])
+        table.writerows((n.document, n.patient, n.text) for n in notes)
+
+
+def write_parquet(notes: Sequence[Note], folder: Path) -> None:
+    rows = [{"patient_id": n.patient, "document_id": n.document, "text": n.text} for n in notes]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "ward.parquet", row_group_size=3)
+
+
 def write_patients(notes: Sequence[Note], folder: Path, suffix: str = "") -> None:
     patients = {f"{n.document}{suffix}": n.patient for n in notes}
     (folder / "patients.json").write_text(json.dumps(patients))
@@ -259,6 +273,20 @@ def write_i2b2(notes: Sequence[Note], folder: Path) -> None:
     for note in notes:
         (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
         (folder / f"{note.document}.con").write_text("")
+    write_patients(notes, folder)
+
+
+def write_brat(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
+        (folder / f"{note.document}.ann").write_text("")
+    write_patients(notes, folder)
+
+
+def write_i2b2_2012(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        text = "\n".join(note.pieces)
+        (folder / f"{note.document}.xml").write_text(f"<TEXT><![CDATA[{text}]]></TEXT>")
     write_patients(notes, folder)
 
 
@@ -303,7 +331,11 @@ FORMATS = (
     JSONL,
     Format("JsonlWithoutPatients", "corpus jsonl", write_jsonl, without_ids, NAMELESS),
     NOTEEVENTS,
+    Format("Csv", "corpus csv", write_csv, list),
+    Format("Parquet", "corpus parquet", write_parquet, list),
     Format("I2b2", "sentences i2b2", write_i2b2, with_ids),
+    Format("I2b2Of2012", "sentences i2b2-2012", write_i2b2_2012, with_ids),
+    Format("Brat", "sentences brat", write_brat, with_ids),
     Format("Columns", "sentences columns", write_columns, with_ids),
     Format("Pubtator", "sentences pubtator", write_pubtator, with_ids),
     Format("JsonlClasses", "classes jsonl", write_jsonl_classes, with_missing_ids),
@@ -316,7 +348,7 @@ CASES = [
 ]
 
 
-def test_every_registered_reader_has_its_property_test() -> None:
+def test_every_registered_reader_has_its_property_test():
     assert {format.kind for format in FORMATS} == {
         *(f"corpus {name}" for name in registry.corpus_readers()),
         *(f"sentences {name}" for name in registry.sentence_readers()),
@@ -331,9 +363,7 @@ def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("format", "unit"), CASES)
-def test_removing_one_unit_changes_no_contribution_of_another(
-    format: Format, unit: PrivacyUnit
-) -> None:
+def test_removing_one_unit_changes_no_contribution_of_another(format, unit):
     removed_any = False
 
     @settings(max_examples=20, deadline=None)
@@ -353,7 +383,7 @@ def test_removing_one_unit_changes_no_contribution_of_another(
 
 
 @pytest.mark.parametrize("format", [JSONL, NOTEEVENTS], ids=["jsonl", "noteevents"])
-def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Format) -> None:
+def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format):
     """Line numbers would have four digits with the patient's notes, and three without them."""
     gone = [Note(i, "p", "", ("cough for two days ",)) for i in range(600)]
     others = [
@@ -380,9 +410,7 @@ def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, 
 
 
 @pytest.mark.parametrize("format", [FORMATS[0], JSONL, NOTEEVENTS], ids=lambda f: f.name)
-def test_all_spellings_of_a_patient_are_one_unit_in_every_format(
-    tmp_path: Path, format: Format
-) -> None:
+def test_all_spellings_of_a_patient_are_one_unit_in_every_format(tmp_path, format):
     spellings = {"7": ("7", " 7 ", "7.0"), "Ren\u00e9": ("Ren\u00e9", "Rene\u0301", "Ren\u00e9 ")}
     notes = [
         Note(i, spelling, f"{patient}-{i}", (f"note {i}",))
@@ -405,7 +433,7 @@ def corpus_of(folder: Path, documents: Iterable[Document]) -> list[Document]:
     return list(open_corpus(folder))
 
 
-def test_copies_of_a_document_without_id_are_separate_documents(tmp_path: Path) -> None:
+def test_copies_of_a_document_without_id_are_separate_documents(tmp_path):
     same = Document("", "p", "pain")
     three = corpus_of(tmp_path / "a", [same, Document("", "p", "fever"), same, same])
     two = corpus_of(tmp_path / "b", [same, Document("", "p", "fever"), same])
@@ -416,7 +444,7 @@ def test_copies_of_a_document_without_id_are_separate_documents(tmp_path: Path) 
     assert again == three
 
 
-def test_no_source_can_take_the_name_of_a_document(tmp_path: Path) -> None:
+def test_no_source_can_take_the_name_of_a_document(tmp_path):
     victim = Document("", "", "pain")
     (name,) = (document.document_id for document in corpus_of(tmp_path / "a", [victim]))
     intruder = Document(name, "", "other text")
@@ -426,7 +454,7 @@ def test_no_source_can_take_the_name_of_a_document(tmp_path: Path) -> None:
     assert len(list(units_of(iter(both), PrivacyUnit.DOCUMENT, 1))) == 2
 
 
-def test_an_example_is_named_by_its_words_and_a_given_document_alone() -> None:
+def test_an_example_is_named_by_its_words_and_a_given_document_alone():
     derived = [document_name("p", "", "", text) for text in ("pain fever", "pain cough")]
     assert example_name("p", derived[0], "pain") == example_name("p", derived[1], "pain")
     named = [example_name(*parts) for parts in (("p", "a", "x"), ("p", "b", "x"), ("q", "a", "x"))]
@@ -434,13 +462,13 @@ def test_an_example_is_named_by_its_words_and_a_given_document_alone() -> None:
     assert content_name("k", "ab", "c") != content_name("k", "a", "bc")
 
 
-def test_only_derived_names_are_numbered() -> None:
+def test_only_derived_names_are_numbered():
     derived = content_name("k", "x")
     names = with_copies_numbered(["a", derived, "a", derived, derived])
     assert names == ["a", derived, "a", f"{derived}#1", f"{derived}#2"]
     assert (given_id(f"{derived}#1"), given_id("a")) == ("", "a")
 
 
-def test_equal_documents_of_two_patients_are_two_labelled_units() -> None:
+def test_equal_documents_of_two_patients_are_two_labelled_units():
     items = [Sentence(("a",), ("O",), "d", patient) for patient in ("p", "q")]
     assert len(set(unit_ids(items, PrivacyUnit.DOCUMENT))) == 2

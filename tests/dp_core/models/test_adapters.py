@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -32,7 +30,7 @@ def adapted(name: str, config: AdapterConfig = LORA, *, tags: bool = False) -> A
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_merged_model_computes_the_same_without_adapters(name: str) -> None:
+def test_merged_model_computes_the_same_without_adapters(name):
     model = adapted(name)
     one = merged(model)
     assert one.parameters.keys() == fresh(SHAPES[name], 0).parameters.keys()
@@ -42,7 +40,7 @@ def test_merged_model_computes_the_same_without_adapters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_adapter_adds_the_scaled_low_rank_product(name: str) -> None:
+def test_adapter_adds_the_scaled_low_rank_product(name):
     """y = x·W + b + (α / rank)·(x·A)·B; parts of a query-key-value kernel have separate A and B."""
     model = adapted(name)
     p, x = model.parameters, np.random.default_rng(2).standard_normal((5, 8)).astype("f")
@@ -67,16 +65,14 @@ def test_adapter_adds_the_scaled_low_rank_product(name: str) -> None:
         ("attention-and-mlp", {"qkv", "attention_output", "intermediate", "output"}),
     ],
 )
-def test_adapters_are_on_the_target_matrices_of_the_setting(
-    targets: Any, modules: set[str]
-) -> None:
+def test_adapters_are_on_the_target_matrices_of_the_setting(targets, modules):
     config = LORA.model_copy(update={"lora_targets": targets})
     found = adapters_of(prepared(fresh(BERT, 0), config, 0).parameters)
     assert {name.split("/")[1] for name in found} == modules
     assert len(found) == 2 * len(modules)
 
 
-def test_fresh_adapters_do_not_change_the_model_and_follow_a_public_seed() -> None:
+def test_fresh_adapters_do_not_change_the_model_and_follow_a_public_seed():
     for config in (SHAPES[name] for name in TRANSFORMERS):
         start = fresh(config, 0)
         one, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
@@ -95,7 +91,7 @@ def test_fresh_adapters_do_not_change_the_model_and_follow_a_public_seed() -> No
     assert drawn.std() == pytest.approx(0.88 / np.sqrt(3 * 256), rel=0.05)  # cut at 2 deviations
 
 
-def test_setting_selects_the_trained_parameters() -> None:
+def test_setting_selects_the_trained_parameters():
     def of(kind: Any, name: str = "bert", *, tags: bool = False) -> set[str]:
         config = LORA.model_copy(update={"trained_parameters": kind})
         return set(trained_names(adapted(name, config, tags=tags), config))
@@ -114,20 +110,20 @@ def test_setting_selects_the_trained_parameters() -> None:
         assert {"tagger/kernel", "tagger/bias"} <= of(kind, tags=True)
 
 
-def test_existing_adapters_are_merged_before_further_training() -> None:
+def test_existing_adapters_are_merged_before_further_training():
     first = adapted("bert")
     again = prepared(first, LORA, 5)
     np.testing.assert_allclose(logits_of(again, IDS), logits_of(first, IDS), atol=1e-4)
     assert not again.parameters["layer_0/qkv/lora_b"].any()
 
 
-def test_training_of_all_parameters_has_no_adapters() -> None:
+def test_training_of_all_parameters_has_no_adapters():
     """The scale is constant, and training of all parameters merges the adapters first."""
     assert LORA_SCALE not in trained_names(adapted("bert"), AdapterConfig())
     assert not adapters_of(prepared(adapted("bert"), AdapterConfig(), 0).parameters)
 
 
-def test_writing_a_model_with_unmerged_adapters_is_refused(tmp_path) -> None:
+def test_writing_a_model_with_unmerged_adapters_is_refused(tmp_path):
     """A folder without them would contain a different model."""
     with pytest.raises(BadInput, match="lora"):
         save(adapted("bert"), tmp_path)
@@ -139,7 +135,7 @@ def test_writing_a_model_with_unmerged_adapters_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_adapter_folder_has_the_names_and_orientation_of_peft(tmp_path, name: str) -> None:
+def test_adapter_folder_has_the_names_and_orientation_of_peft(tmp_path, name):
     model = adapted(name, tags=name == "bert")
     save_adapter(model, tmp_path, "the/base")
     about = json.loads((tmp_path / "adapter_config.json").read_text())

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -158,7 +156,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_of_a_padded_batch_equal_the_numpy_reference_of_each_row(name: str) -> None:
+def test_logits_of_a_padded_batch_equal_the_numpy_reference_of_each_row(name):
     """So rows are independent, padding has no effect, and no causal logit sees a later token."""
     config, reference = MODELS[name]
     model, lengths = random_model(config), [6, 4, 5]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import re
 from functools import partial
@@ -54,7 +52,7 @@ DENSE = partial(FeedForwardConfig, vocab_size=30, hidden=8, window=4, max_positi
         ),
     ],
 )
-def test_unsupported_config_is_refused(name: str, changed: dict[str, Any], what: str) -> None:
+def test_unsupported_config_is_refused(name, changed, what):
     with pytest.raises(BadInput, match=what):
         config_from_hf(config_to_hf(SHAPES[name]) | changed)
 
@@ -70,21 +68,21 @@ def test_unsupported_config_is_refused(name: str, changed: dict[str, Any], what:
         *((DENSE, {"units": u}, "units") for u in ((), (0,), (5, -1), (2.5,), [5], (True,))),
     ],
 )
-def test_invalid_shape_is_refused(make: Any, changed: dict[str, Any], what: str) -> None:
+def test_invalid_shape_is_refused(make, changed, what):
     with pytest.raises(BadInput, match=what):
         make(**changed)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value", [None, -1, 0, "8", [8], [], {}, 10**12, 0.5, True])
-def test_damaged_config_never_raises_an_unexpected_error(name: str, value: Any) -> None:
+def test_damaged_config_never_raises_an_unexpected_error(name, value):
     about = config_to_hf(SHAPES[name])
     for key in about:
         with contextlib.suppress(BadInput):
             config_from_hf(about | {key: value})
 
 
-def test_both_layouts_of_a_published_config_are_read() -> None:
+def test_both_layouts_of_a_published_config_are_read():
     """Llama 3.2's config, as written by versions 4 and 5 of transformers."""
     rope = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
     about = {
@@ -102,6 +100,6 @@ def test_both_layouts_of_a_published_config_are_read() -> None:
     assert written["rope_parameters"] == written["rope_scaling"] == LLAMA3
 
 
-def test_published_defaults_fill_omitted_fields() -> None:
+def test_published_defaults_fill_omitted_fields():
     omitted = {"n_inner": None, "layer_norm_epsilon": None, "bos_token_id": None}
     assert config_from_hf(config_to_hf(SHAPES["gpt2"]) | omitted).intermediate == 4 * 8

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -30,7 +28,7 @@ def model_of(logits: dict[int, float], after: dict[int, int] | None = None) -> A
     return model
 
 
-def test_tokens_are_sampled_by_their_probabilities() -> None:
+def test_tokens_are_sampled_by_their_probabilities():
     chances = {7: 0.6, 8: 0.3, 9: 0.1}
     model = model_of({token: float(np.log(chance)) for token, chance in chances.items()})
     drawn = continuations(model, [5], texts=4000, tokens=1, seed=1)
@@ -40,13 +38,13 @@ def test_tokens_are_sampled_by_their_probabilities() -> None:
         assert found[token] / 4000 == pytest.approx(chance, abs=5 * (chance / 4000) ** 0.5)
 
 
-def test_only_the_top_k_tokens_are_sampled() -> None:
+def test_only_the_top_k_tokens_are_sampled():
     model = model_of({token: 1e-4 * token for token in range(5, V)})
     drawn = {t for (t,) in continuations(model, [5], texts=4000, tokens=1, seed=1)}
     assert drawn == set(range(V - TOP_K, V))
 
 
-def test_text_continues_its_own_tokens_and_stops_at_the_end_token() -> None:
+def test_text_continues_its_own_tokens_and_stops_at_the_end_token():
     model = model_of({7: 0.0}, after={7: 8, 8: 9, 9: END})
     assert continuations(model, [6], texts=2, tokens=8, seed=1) == [[7, 8, 9]] * 2
     assert continuations(model, [6], texts=1, tokens=2, seed=1) == [[7, 8]]
@@ -56,12 +54,12 @@ def test_text_continues_its_own_tokens_and_stops_at_the_end_token() -> None:
     ]
 
 
-def test_special_tokens_are_never_sampled() -> None:
+def test_special_tokens_are_never_sampled():
     model = model_of({0: 50.0, 1: 50.0, 2: 50.0, 4: 50.0, 7: 0.0})
     assert continuations(model, [], texts=3, tokens=2, seed=1) == [[7, 7]] * 3
 
 
-def test_texts_are_determined_by_the_seed() -> None:
+def test_texts_are_determined_by_the_seed():
     model = fresh(Gpt2Config.of_size(vocab_size=V, hidden=64, layers=1, max_positions=12), 0)
     once, again, other = (
         continuations(model, [5, 6], texts=3, tokens=6, seed=seed) for seed in (1, 1, 2)
@@ -70,7 +68,7 @@ def test_texts_are_determined_by_the_seed() -> None:
     assert len({tuple(text) for text in once}) == 3
 
 
-def test_invalid_generation_requests_are_refused() -> None:
+def test_invalid_generation_requests_are_refused():
     masked = fresh(BertConfig.of_size(vocab_size=V, hidden=64, layers=1), 0)
     with pytest.raises(BadInput, match="generates no text"):
         continuations(masked, [], texts=1, tokens=1, seed=1)

@@ -3,8 +3,6 @@
 `make test-transformers` installs its environment and runs this; otherwise these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -134,7 +132,7 @@ def ours(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_outputs_equal_transformers_on_its_models(theirs: Path, name: str) -> None:
+def test_outputs_equal_transformers_on_its_models(theirs, name):
     assert_transformers_agrees(theirs / name)
 
 
@@ -142,7 +140,7 @@ SAVED = [*NAMES, "student", BYTES, *(f"{n} of a new vocabulary" for n in LANGUAG
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_transformers_computes_the_same_from_saved_models(ours: Path, name: str) -> None:
+def test_transformers_computes_the_same_from_saved_models(ours, name):
     folder = ours / name
     assert_transformers_agrees(folder)
     loading = json.loads((folder / "loading.json").read_text())
@@ -151,19 +149,19 @@ def test_transformers_computes_the_same_from_saved_models(ours: Path, name: str)
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_transformers_reads_saved_vocabularies(ours: Path, name: str) -> None:
+def test_transformers_reads_saved_vocabularies(ours, name):
     folder = ours / f"{name} of a new vocabulary"
     pieces = json.loads((folder / "loading.json").read_text())["pieces"]
     assert pieces == wordpiece.load(folder).encode("ab fa bed").ids
 
 
-def test_transformers_reads_saved_byte_level_tokens(ours: Path) -> None:
+def test_transformers_reads_saved_byte_level_tokens(ours):
     loading = json.loads((ours / BYTES / "loading.json").read_text())
     assert loading["pieces"] == subwords.load(ours / BYTES).encode("ab fa bed").ids
     assert loading["words"] == "ab fa bed"  # decoded again
 
 
-def test_shared_tokens_keep_the_embeddings_of_transformers(ours: Path, theirs: Path) -> None:
+def test_shared_tokens_keep_the_embeddings_of_transformers(ours, theirs):
     old, new = load(theirs / "bert"), load(ours / "bert of a new vocabulary")
     lines = (theirs / "bert" / "vocab.txt").read_text().split()
     kept = 0
@@ -219,9 +217,7 @@ def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_peft_computes_the_same_as_our_adapters_before_and_after_merging(
-    adapters: Path, name: str
-) -> None:
+def test_peft_computes_the_same_as_our_adapters_before_and_after_merging(adapters, name):
     folder_of_model = adapters / name
     loading = json.loads((folder_of_model / "loading.json").read_text())
     assert not loading["zero"]

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -62,7 +59,7 @@ def write_shards(folder: Path, **files: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_saved_folder_is_read_back(name: str, tmp_path: Path) -> None:
+def test_saved_folder_is_read_back(name, tmp_path):
     model = random_model(SHAPES[name])
     save(model, tmp_path)
     again = load_model(tmp_path)
@@ -75,7 +72,7 @@ def test_saved_folder_is_read_back(name: str, tmp_path: Path) -> None:
             load(tmp_path)
 
 
-def test_saved_tensors_have_the_names_shapes_and_orientation_of_transformers(folder: Path) -> None:
+def test_saved_tensors_have_the_names_shapes_and_orientation_of_transformers(folder):
     stored = load_file(folder / WEIGHTS)
     assert {n: a.shape for n, a in stored.items()} == STORED
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
@@ -83,7 +80,7 @@ def test_saved_tensors_have_the_names_shapes_and_orientation_of_transformers(fol
     np.testing.assert_array_equal(stored[KEY], fused[:, 8:16].T)
 
 
-def test_older_names_and_missing_heads_are_read(folder: Path) -> None:
+def test_older_names_and_missing_heads_are_read(folder):
     stored, whole = load_file(folder / WEIGHTS), load(folder)
     old = {
         n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -113,9 +110,7 @@ def test_older_names_and_missing_heads_are_read(folder: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_classifier_and_its_labels_are_read_without_mlm_head(
-    tmp_path: Path, shapes: Any, architecture: str
-) -> None:
+def test_classifier_and_its_labels_are_read_without_mlm_head(tmp_path, shapes, architecture):
     model = fresh(CONFIG, 0)
     encoder = {n: a for n, a in model.parameters.items() if not n.startswith("mlm/")}
     head = {n: np.full(shape, 2, np.float32) for n, shape in shapes.items()}
@@ -144,13 +139,13 @@ def test_classifier_and_its_labels_are_read_without_mlm_head(
     ],
     ids=["wrong shape", "integers of a quantised model", "missing"],
 )
-def test_unusable_tensor_is_refused(folder: Path, change: Any, what: str) -> None:
+def test_unusable_tensor_is_refused(folder, change, what):
     save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
     with pytest.raises(BadInput, match=f"layer_0/output/{what}"):
         load(folder)
 
 
-def test_bfloat16_checkpoint_with_unused_tensors_of_other_types_is_read(folder: Path) -> None:
+def test_bfloat16_checkpoint_with_unused_tensors_of_other_types_is_read(folder):
     stored = load_file(folder / WEIGHTS)
     unused = {
         "bert.embeddings.position_ids": np.arange(5)[None],
@@ -164,7 +159,7 @@ def test_bfloat16_checkpoint_with_unused_tensors_of_other_types_is_read(folder: 
         np.testing.assert_array_equal(read[name], value.astype(BFLOAT16).astype("f"), err_msg=name)
 
 
-def test_truncated_and_missing_weights_are_named(folder: Path) -> None:
+def test_truncated_and_missing_weights_are_named(folder):
     (folder / WEIGHTS).write_bytes(b"torn")
     with pytest.raises(BadInput, match="cannot be read"):
         load(folder)
@@ -182,7 +177,7 @@ def test_truncated_and_missing_weights_are_named(folder: Path) -> None:
         load(folder)
 
 
-def test_initial_values_do_not_depend_on_the_other_parameters() -> None:
+def test_initial_values_do_not_depend_on_the_other_parameters():
     larger = BertConfig(vocab_size=6, hidden=8, layers=2, heads=2, intermediate=12, max_positions=5)
     small, large = fresh(CONFIG, 1).parameters, fresh(larger, 1).parameters
     for name, value in small.items():
@@ -197,9 +192,7 @@ PREFIXES = {"gpt2": "transformer.", "llama": "model."}
 
 @pytest.mark.parametrize("kind", [np.float32, BFLOAT16])
 @pytest.mark.parametrize("name", ["bert", "distilbert", "gpt2", "llama"])
-def test_models_saved_without_head_or_in_shards_are_read(
-    tmp_path: Path, name: str, kind: Any
-) -> None:
+def test_models_saved_without_head_or_in_shards_are_read(tmp_path, name, kind):
     """As `BertModel` and `GPT2Model` save themselves, and larger models in bfloat16."""
     model = random_model(SHAPES[name], 1)
     save(model, tmp_path)

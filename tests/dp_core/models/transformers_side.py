@@ -7,8 +7,6 @@
 A model's folder contains `asked.npz`: ids (M, S), lengths (M,), and types (M, S) for a classifier.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -11,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_core.config.privacy import MechanismName
 from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput, PlanError
-from dp_core.phrases.ngram_release import (
-    Candidates,
-    PhrasePlan,
-    calibrate,
-    release_phrases,
-)
+from dp_core.phrases.ngram_release import Candidates, PhrasePlan, calibrate, release_phrases
 from dp_core.privacy.accounting.accountants import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
@@ -110,15 +102,13 @@ def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
 
 
 @given(UNITS, st.integers(2, 4))
-def test_unit_counts_once_towards_each_of_its_phrases(units: list[Unit], n: int) -> None:
+def test_unit_counts_once_towards_each_of_its_phrases(units, n):
     sets = BoundedSets(candidates(n, 1, WORDS), 100, b"k")(units)
     assert counted([sets]) == all_runs(units, n)
 
 
 @given(UNITS, st.integers(1, 4), st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])))
-def test_unit_changes_at_most_n_counts_by_one_for_any_earlier_release(
-    units: list[Unit], n: int, pairs: set[tuple[str, str]]
-) -> None:
+def test_unit_changes_at_most_n_counts_by_one_for_any_earlier_release(units, n, pairs):
     """Holds for any outputs of earlier rounds, as adaptive composition requires."""
     parts = {" ".join(pair) for pair in pairs}
     for held in (candidates(2, 1, WORDS), candidates(3, 2, parts)):
@@ -131,7 +121,7 @@ def test_unit_changes_at_most_n_counts_by_one_for_any_earlier_release(
             assert sum(difference.values()) <= n
 
 
-def test_release_does_not_depend_on_shards() -> None:
+def test_release_does_not_depend_on_shards():
     units = [Unit(str(i), ["a b c d", "b c d"]) for i in range(60)]
     plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=100)
     whole = released(plan, units)
@@ -141,7 +131,7 @@ def test_release_does_not_depend_on_shards() -> None:
     assert whole != released(plan, units, context=b"y")
 
 
-def test_round_is_one_selection_of_the_bounded_candidates() -> None:
+def test_round_is_one_selection_of_the_bounded_candidates():
     """So phrases of one unit pass with the probability of the coin (test_partition_selection)."""
     units = [Unit(str(i), [f"a b c x{i % 9} y{i}"]) for i in range(60)]
     words = {word for u in units for word in u.texts[0].split()}
@@ -153,7 +143,7 @@ def test_round_is_one_selection_of_the_bounded_candidates() -> None:
         assert out[length] == plan.each_round.release([sets], SEED, context)
 
 
-def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
+def test_more_units_than_declared_are_refused_in_one_shard_or_many():
     units = [Unit(str(i), ["a b c"]) for i in range(11)]
     plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=10)
     for shards in ([units], [units[:6], units[6:]]):
@@ -161,21 +151,19 @@ def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
             released(plan, *shards)
 
 
-def test_candidate_needs_all_its_parts_released() -> None:
+def test_candidate_needs_all_its_parts_released():
     parts = {"a b", "b c", "d e"}
     assert held_by(candidates(3, 2, parts), ["a b c d e", "a b x b c"]) == {"a b c"}
     assert held_by(candidates(4, 2, parts), ["a b c d e"]) == set()
     assert held_by(candidates(3, 1, {"a", "b"}), ["a b x a b a b"]) == {"a b a", "b a b"}
 
 
-def test_phrases_contain_only_released_words() -> None:
+def test_phrases_contain_only_released_words():
     assert held_by(candidates(2, 1, {"a"}), ["a a secret a", "a a"]) == {"a a"}
 
 
 @given(TEXTS, st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])), st.integers(3, 5))
-def test_candidates_equal_brute_force(
-    texts: list[str], pairs: set[tuple[str, str]], length: int
-) -> None:
+def test_candidates_equal_brute_force(texts, pairs, length):
     wanted = {
         phrase
         for phrase in all_runs([Unit("u", texts)], length)
@@ -184,14 +172,14 @@ def test_candidates_equal_brute_force(
     assert held_by(candidates(length, 2, {" ".join(pair) for pair in pairs}), texts) == wanted
 
 
-def test_round_counts_at_most_its_bound_of_phrases_per_unit() -> None:
+def test_round_counts_at_most_its_bound_of_phrases_per_unit():
     units = [Unit(str(i), ["a b c d e f"]) for i in range(40)]
     out = released(exact((2, 3), 2), units)
     assert sum(out[2].values()) == 80 and sum(out[3].values()) <= 80
     assert len(out[2]) == 5  # units sample with different coins
 
 
-def test_later_rounds_depend_only_on_released_values() -> None:
+def test_later_rounds_depend_only_on_released_values():
     """A phrase that noise suppressed in one round is not part of any later candidate."""
     units = [Unit(str(i), ["a b c d"]) for i in range(60)]
     out = released(exact((2, 3), 4, 30, "c d"), units)
@@ -199,7 +187,7 @@ def test_later_rounds_depend_only_on_released_values() -> None:
     assert set(out[3]) == {"a b c"}
 
 
-def test_calibrated_plan_does_not_release_phrase_of_one_unit() -> None:
+def test_calibrated_plan_does_not_release_phrase_of_one_unit():
     """At δ = 1e-9 none of a thousand unique phrases is released, but the common one is."""
     plan = calibrate(4.0, 1e-9, (2, 3), 20, declared_units=1000)
     units = [Unit(str(i), [f"every one says this x{i} y{i} z{i}"]) for i in range(1000)]
@@ -210,7 +198,7 @@ def test_calibrated_plan_does_not_release_phrase_of_one_unit() -> None:
     assert all(abs(n - 1000) < 150 for counts in out.values() for n in counts.values())
 
 
-def test_rounds_draw_independent_noise() -> None:
+def test_rounds_draw_independent_noise():
     units = [Unit(str(i), ["a b a b a b"]) for i in range(900)]
     plan = calibrate(0.25, 1e-4, (2, 3, 4), 2, declared_units=1000, mechanism="gaussian")
     out = released(plan, units)
@@ -228,8 +216,8 @@ def test_rounds_draw_independent_noise() -> None:
     ],
 )
 def test_charged_epsilon_is_close_to_the_target_and_not_above(
-    epsilon: float, delta: float, lengths: tuple[int, ...], n: int, mechanism: MechanismName
-) -> None:
+    epsilon, delta, lengths, n, mechanism
+):
     plan = calibrate(epsilon, delta, lengths, n, declared_units=5000, mechanism=mechanism)
     charged = epsilon_pld(plan.event(), delta)
     assert 0.99 * epsilon <= charged <= epsilon
@@ -241,7 +229,7 @@ def test_charged_epsilon_is_close_to_the_target_and_not_above(
     assert charged >= 0.999 * gaussian_epsilon(delta, math.sqrt(len(lengths)) * one.mu)
 
 
-def test_plan_that_claims_too_much_is_refused() -> None:
+def test_plan_that_claims_too_much_is_refused():
     plan = calibrate(2.0, 1e-6, (2, 3), 50, declared_units=5000)
     with pytest.raises(PlanError, match=r"not 1\.9"):
         replace(plan, epsilon=1.9)
@@ -251,14 +239,14 @@ def test_plan_that_claims_too_much_is_refused() -> None:
         calibrate(2.0, 1e-6, (2, 3), 50, declared_units=10_000_000)
 
 
-def test_target_out_of_range_is_refused() -> None:
+def test_target_out_of_range_is_refused():
     with pytest.raises(BadInput):
         calibrate(0.0, 1e-6, (2,), 50, declared_units=5000)
     with pytest.raises(BadInput, match="not calibrated"):
         calibrate(2.0, 1e-6, (2,), 50, declared_units=5000, mechanism="paper")
 
 
-def test_event_contains_all_rounds_in_order() -> None:
+def test_event_contains_all_rounds_in_order():
     plan = calibrate(4.0, 1e-6, (3, 5), 30, unit=PrivacyUnit.PATIENT, declared_units=5000)
     event = plan.event()
     assert MechanismEvent.from_json(event.to_json()) == event
@@ -272,7 +260,7 @@ def test_event_contains_all_rounds_in_order() -> None:
     assert zeroed is not None and epsilon_pld(zeroed, 1e-6) == epsilon_pld(event, 1e-6)
 
 
-def test_rounds_with_different_units_are_refused() -> None:
+def test_rounds_with_different_units_are_refused():
     one = ThresholdedHistogram(3, 9.0, 30, unit=PrivacyUnit.PATIENT)
     other = ThresholdedHistogram(3, 9.0, 30, unit=PrivacyUnit.DOCUMENT)
     for rounds, lengths in (((one, other), (2, 3)), ((one,), (2, 3)), ((), ()), ((one,), (1,))):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from random import Random
@@ -17,7 +15,7 @@ PHRASES = {
 }
 
 
-def test_written_pairs_of_words_are_released_or_begin_a_phrase() -> None:
+def test_written_pairs_of_words_are_released_or_begin_a_phrase():
     model = BackOffModel(PHRASES)
     pairs = {("the", "chest"), ("chest", "was"), ("was", "clear"), ("clear", ".")}
     starts = {phrase.split()[0] for counts in PHRASES.values() for phrase in counts}
@@ -28,7 +26,7 @@ def test_written_pairs_of_words_are_released_or_begin_a_phrase() -> None:
             assert (one, two) in pairs or two in starts
 
 
-def test_more_frequent_phrases_are_written_more_often() -> None:
+def test_more_frequent_phrases_are_written_more_often():
     model = BackOffModel({2: {"a b": 900, "a c": 100, "b a": 500, "c a": 500}})
     text = model.write(20_000, Random(3))
     after_a = [two for one, two in itertools.pairwise(text) if one == "a"]
@@ -43,7 +41,7 @@ def continuations(model: BackOffModel, *context: str) -> Counter[str]:
     )
 
 
-def test_model_backs_off_with_the_share_that_counts_do_not_explain() -> None:
+def test_model_backs_off_with_the_share_that_counts_do_not_explain():
     pairs = {"x a": 80, "a b": 1000, "b x": 100, "c x": 100, "d x": 100}
     all_explained = continuations(BackOffModel({2: pairs, 3: {"x a c": 80}}), "x", "a")
     assert all_explained["c"] / all_explained.total() > 0.95  # except for the least back-off
@@ -52,7 +50,7 @@ def test_model_backs_off_with_the_share_that_counts_do_not_explain() -> None:
     assert half["b"] / half.total() == pytest.approx(0.5, abs=0.05)  # the rest by pairs
 
 
-def test_unreleased_context_is_bounded_by_its_rarest_part() -> None:
+def test_unreleased_context_is_bounded_by_its_rarest_part():
     phrases = {
         2: {"w x": 90, "x y": 90, "y z": 40, "z e": 40, "z f": 40, "e w": 90, "f w": 90},
         5: {"w x y z e": 10},
@@ -62,13 +60,13 @@ def test_unreleased_context_is_bounded_by_its_rarest_part() -> None:
     assert after["e"] / after.total() == pytest.approx(0.25 + 0.75 / 2, abs=0.06)
 
 
-def test_released_word_is_written_as_phrase_of_one_word() -> None:
+def test_released_word_is_written_as_phrase_of_one_word():
     phrases = {1: {"alone": 500}, 2: {"a b": 10, "b c": 10}}
     text = BackOffModel(phrases).write(2000, Random(1))
     assert text.count("alone") > 500 and {"a", "b", "c"} < set(text)
 
 
-def test_documents_are_determined_by_phrases_and_public_seed() -> None:
+def test_documents_are_determined_by_phrases_and_public_seed():
     one = list(write_documents(PHRASES, 5, 40, 1))
     backwards = {n: dict(reversed(c.items())) for n, c in reversed(PHRASES.items())}
     assert one == list(write_documents(backwards, 5, 40, 1))
@@ -79,13 +77,13 @@ def test_documents_are_determined_by_phrases_and_public_seed() -> None:
         assert split_words(" ".join(words)) == words and len(words) == 40
 
 
-def test_writing_text_without_released_phrases_is_refused() -> None:
+def test_writing_text_without_released_phrases_is_refused():
     for phrases in ({2: {}, 3: {}}, {1: {"alone": 5}, 2: {}}):  # single words are not enough
         with pytest.raises(BadInput, match="no phrase was released"):
             BackOffModel(phrases)
 
 
-def test_phrases_with_negative_counts_are_still_written() -> None:
+def test_phrases_with_negative_counts_are_still_written():
     assert BackOffModel({2: {"a b": -3}}).write(4, Random(0)) == ["a", "b", "a", "b"]
 
 
@@ -93,7 +91,7 @@ PUBLIC = [Document(f"{n}", "", " ".join(["word"] * 10)) for n in range(400)]
 
 
 @pytest.mark.parametrize("times", [0.25, 1.0, 2.5])
-def test_public_documents_have_the_wanted_number_of_words_and_equal_shares(times: float) -> None:
+def test_public_documents_have_the_wanted_number_of_words_and_equal_shares(times):
     drawn = list(draw_public_documents(lambda: PUBLIC, times * 4000, 1))
     words = sum(len(d.text.split()) for d in drawn)
     assert words == pytest.approx(times * 4000, abs=5 * 10 * (400 * 0.25) ** 0.5)  # 5 deviations
@@ -104,6 +102,6 @@ def test_public_documents_have_the_wanted_number_of_words_and_equal_shares(times
     assert (drawn == list(draw_public_documents(lambda: PUBLIC, times * 4000, 2))) == (times == 1)
 
 
-def test_empty_public_text_is_refused() -> None:
+def test_empty_public_text_is_refused():
     with pytest.raises(BadInput, match="public text is empty"):
         list(draw_public_documents(lambda: [Document("1", "", " ")], 10, 1))

@@ -1,7 +1,5 @@
 """Hockey-stick divergences by brute force, with integrals and sums that share no dp_core code."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

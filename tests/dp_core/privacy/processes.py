@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext

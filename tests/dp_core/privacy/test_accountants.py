@@ -53,15 +53,13 @@ SCALE = single(1024 / 100_000, 1.0, 977)  # n=100k, B=1024, 10 epochs
         (single(131_072 / 2.78e6, 2.72, 31_250), 1e-8, 22.3, None),
     ],
 )
-def test_reference_values(
-    event: PoissonGaussian, delta: float, pld: float, rdp: float | None
-) -> None:
+def test_reference_values(event, delta, pld, rdp):
     assert epsilon_pld(event, delta) == pytest.approx(pld, rel=0.01)
     if rdp is not None:
         assert epsilon_rdp(event, delta) == pytest.approx(rdp, rel=0.01)
 
 
-def test_reference_values_of_other_conversions_and_samplings() -> None:
+def test_reference_values_of_other_conversions_and_samplings():
     assert epsilon_paper_conversion(PAPER, 1e-8) == pytest.approx(0.655, rel=0.01)
     assert epsilon_unamplified(SCALE, 1e-6) == pytest.approx(20.65, rel=0.001)
     assert epsilon_unamplified(SCALE, 1e-6, sensitivity=2.0) == pytest.approx(52.78, rel=0.001)
@@ -78,13 +76,13 @@ def test_reference_values_of_other_conversions_and_samplings() -> None:
     ("sigma", "steps"), [(1.0, 1), (30.0, 1), (0.3, 5), (100.0, 10_000), (1000.0, 1_000_000)]
 )
 @pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-14])
-def test_composition_is_an_upper_bound_and_tight(sigma: float, steps: int, delta: float) -> None:
+def test_composition_is_an_upper_bound_and_tight(sigma, steps, delta):
     exact = gaussian_epsilon(delta, math.sqrt(steps) / sigma)
     claimed = epsilon_pld(single(1.0, sigma, steps), delta)
     assert exact <= claimed <= exact * 1.005
 
 
-def test_delta_inverts_epsilon() -> None:
+def test_delta_inverts_epsilon():
     for event, delta in ((PAPER, 1e-8), (SCALE, 1e-6), (SCALE, 1e-13)):
         assert delta_pld(event, epsilon_pld(event, delta)) == pytest.approx(delta, rel=1e-3)
 
@@ -96,7 +94,7 @@ def test_delta_inverts_epsilon() -> None:
     ("rate", "sigma", "steps", "delta"),
     [(0.01, 1.0, 500, 1e-6), (0.1, 2.0, 100, 1e-5)],
 )
-def test_agrees_with_dp_accounting(rate: float, sigma: float, steps: int, delta: float) -> None:
+def test_agrees_with_dp_accounting(rate, sigma, steps, delta):
     theirs = PLDAccountant().compose(
         dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(sigma)), steps
     )
@@ -104,7 +102,7 @@ def test_agrees_with_dp_accounting(rate: float, sigma: float, steps: int, delta:
     assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
 
 
-def test_phases_add_up() -> None:
+def test_phases_add_up():
     parts = epsilon_pld(PoissonGaussian(((0.01, 1.0, 300), (0.01, 1.0, 677))), 1e-6)
     assert parts == pytest.approx(epsilon_pld(single(0.01, 1.0, 977), 1e-6), rel=1e-3)
 
@@ -115,11 +113,10 @@ def test_phases_add_up() -> None:
     sigma=st.floats(0.5, 20.0),
     steps=st.integers(1, 2000),
 )
-def test_never_above_renyi_and_monotone(rate: float, sigma: float, steps: int) -> None:
+def test_never_above_renyi_and_monotone(rate, sigma, steps):
     event, delta = single(rate, sigma, steps), 1e-6
     claimed = epsilon_pld(event, delta)
     renyi = epsilon_rdp(event, delta)
-    assert renyi is not None
     assert claimed <= renyi * (1 + 1e-6)
     assert epsilon_pld(single(rate, sigma * 1.2, steps), delta) <= claimed * (1 + 1e-3)
     assert epsilon_pld(single(rate, sigma, 2 * steps), delta) >= claimed * (1 - 1e-3)
@@ -130,7 +127,7 @@ def test_never_above_renyi_and_monotone(rate: float, sigma: float, steps: int) -
 
 @pytest.mark.parametrize("cap", [1, 2])
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
-def test_declared_bound_covers_every_smaller_number_of_units(cap: int, rate: float) -> None:
+def test_declared_bound_covers_every_smaller_number_of_units(cap, rate):
     for epsilon in (0.3, 2.0):
         claimed = delta_pld(TruncatedPoissonGaussian(6, cap, ((rate, 1.0, 1),)), epsilon)
         for units in range(1, 7):
@@ -154,7 +151,7 @@ def one_against_all(others: int, cap: int, rate: float) -> tuple[dict[float, flo
     return with_unit, without
 
 
-def test_library_s_accounting_at_the_declared_bound_does_not_cover_fewer_units() -> None:
+def test_library_s_accounting_at_the_declared_bound_does_not_cover_fewer_units():
     """The library's mixture is over 100 declared units; if 31 exist, a unit is kept more often."""
     units, cap, rate, sigma, epsilon = 100, 10, 0.5, 1.0, 1.0
     library = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
@@ -176,9 +173,7 @@ LIBRARY_COMPARED = {
 
 
 @pytest.mark.parametrize("case", LIBRARY_COMPARED)
-def test_cut_batches_cost_no_more_than_the_library_says(
-    case: tuple[int, int, float, int],
-) -> None:
+def test_cut_batches_cost_no_more_than_the_library_says(case):
     units, cap, rate, steps = case
     delta = 1e-5 if units == 1_000 else 1e-6
     ours = epsilon_pld(TruncatedPoissonGaussian(units, cap, ((rate, 1.0, steps),)), delta)
@@ -199,19 +194,16 @@ def test_cut_batches_cost_no_more_than_the_library_says(
     assert row == (f"{ours:.2f}", f"{library:.2f}")
 
 
-def test_fixed_size_renyi_is_above_the_profile() -> None:
+def test_fixed_size_renyi_is_above_the_profile():
     event = FixedSizeGaussian(10_000, ((100, 4.0, 500),))
     renyi = epsilon_rdp(event, 1e-5)
-    assert renyi is not None
     assert epsilon_pld(event, 1e-5) <= renyi
     assert epsilon_pld(event, 1e-5) > epsilon_pld(single(0.01, 4.0, 500), 1e-5)
 
 
 @pytest.mark.parametrize("batch", [1024, 1000, 30_000, 50_000, 60_000, 100_000])
 @pytest.mark.parametrize("steps", [1, 97, 98, 977])
-def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(
-    batch: int, steps: int
-) -> None:
+def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(batch, steps):
     """An epoch has ⌊n/B⌋ whole batches; with one more, the stated ε would be too small."""
     deals = 100_000 // batch
     claimed = epsilon_pld(ShuffledGaussian(1.0, math.ceil(steps / deals)), 1e-6)
@@ -220,7 +212,7 @@ def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6])
-def test_impossible_questions_are_refused(delta: float) -> None:
+def test_impossible_questions_are_refused(delta):
     with pytest.raises(BadInput):
         epsilon_pld(PAPER, delta)
     with pytest.raises(BadInput):
@@ -236,9 +228,8 @@ def test_impossible_questions_are_refused(delta: float) -> None:
     ],
     ids=str,
 )
-def test_extremes_are_answered_and_stay_valid(event: Gaussian, delta: float) -> None:
+def test_extremes_are_answered_and_stay_valid(event, delta):
     renyi = epsilon_rdp(event, delta)
-    assert renyi is not None
     assert 0 < epsilon_pld(event, delta) <= renyi
     assert 0 <= delta_pld(event, 1.0) <= 1
 
@@ -247,7 +238,7 @@ def test_extremes_are_answered_and_stay_valid(event: Gaussian, delta: float) -> 
     ("rate", "sigma", "delta"),
     [(1e-6, 0.3, 1e-9), (1e-3, 0.05, 1e-6), (0.01, 0.5, 1e-10), (1.0, 1.0, 1e-30)],
 )
-def test_one_step_at_the_edges_is_the_closed_form(rate: float, sigma: float, delta: float) -> None:
+def test_one_step_at_the_edges_is_the_closed_form(rate, sigma, delta):
     """δ = Pr_P[x > x*] − e^ε Pr_Q[x > x*], where the ratio of the densities at x* is e^ε."""
     mu = 1 / sigma
 
@@ -262,7 +253,7 @@ def test_one_step_at_the_edges_is_the_closed_form(rate: float, sigma: float, del
 
 
 @pytest.mark.parametrize("steps", [1, 1000])
-def test_a_rate_too_small_for_any_loss_costs_nothing(steps: int) -> None:
+def test_a_rate_too_small_for_any_loss_costs_nothing(steps):
     event = single(1e-290, 0.04, steps)
     assert epsilon_pld(event, 1e-6) == 0
     assert 0 <= delta_pld(event, 1.0) <= 1
@@ -291,9 +282,7 @@ class _Reversed(Profile):
 
 
 @pytest.mark.parametrize("steps", [1, 20])
-def test_the_worse_direction_counts_whichever_it_is(
-    monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
+def test_the_worse_direction_counts_whichever_it_is(monkeypatch, steps):
     """Removing a unit costs more for a subsampled Gaussian; adding one, for the reversed one."""
     event = PoissonGaussian.single(0.1, 0.8, steps)
     sides = [side.epsilon(1e-5) for side in composed_plds(event.steps(), 1e-3)]
@@ -318,9 +307,7 @@ def sampled(rate: float, steps: int, **more: Any) -> Callable[[float], PoissonGa
         *((wish, 1e-6, 0.05, 60) for wish in (0.1, 2.0, 20.0)),
     ],
 )
-def test_steps_within_epsilon_invert_calibrated_noise(
-    target: float, delta: float, rate: float, steps: int
-) -> None:
+def test_steps_within_epsilon_invert_calibrated_noise(target, delta, rate, steps):
     sigma = noise_for(sampled(rate, steps), target, delta)
     reached = epsilon_pld(PoissonGaussian.single(rate, sigma, steps), delta)
     assert target * 0.999 <= reached <= target
@@ -330,7 +317,7 @@ def test_steps_within_epsilon_invert_calibrated_noise(
     assert more > target
 
 
-def test_calibrated_noise_includes_the_cost_of_the_composed_release() -> None:
+def test_calibrated_noise_includes_the_cost_of_the_composed_release():
     vocabulary = ThresholdedHistogram(64, 60.0, 380, unit=PrivacyUnit.PATIENT)
     training = sampled(0.05, 100, unit=PrivacyUnit.PATIENT)
     both = noise_for(training, 2.0, 1e-6, [vocabulary])
@@ -338,12 +325,12 @@ def test_calibrated_noise_includes_the_cost_of_the_composed_release() -> None:
     assert 0.995 * 2.0 <= epsilon_pld(compose(vocabulary, training(both)), 1e-6) <= 2.0
 
 
-def test_search_returns_its_limits_when_every_parameter_fits() -> None:
+def test_search_returns_its_limits_when_every_parameter_fits():
     assert noise_for(sampled(1e-6, 1), 100.0, 0.5) == LEAST_NOISE
     assert steps_within(lambda n: Gaussian(1e6 * math.sqrt(n)), 1.0, 1e-6) == 10_000_000
 
 
-def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> None:
+def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates():
     def event(steps: int, sigma: float) -> ShuffledGaussian:
         return ShuffledGaussian(sigma, math.ceil(steps / 20))
 
@@ -354,7 +341,7 @@ def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> 
     assert steps_within(lambda n: event(n, 1.2 * sigma), 3.0, 1e-5) == 80
 
 
-def test_targets_out_of_reach_are_refused() -> None:
+def test_targets_out_of_reach_are_refused():
     leaky, training = ThresholdedHistogram(64, 60.0, 100), sampled(0.05, 10)
     with pytest.raises(BadInput, match="already spend it"):
         noise_for(training, 1.0, 1e-6, [leaky])

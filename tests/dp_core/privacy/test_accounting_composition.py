@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -42,7 +40,7 @@ TRAINING = PoissonGaussian.single(0.05, 1.5, 200)
 FINE_TUNING = PoissonGaussian.single(0.1, 3.0, 50)
 
 
-def test_order_and_nesting_do_not_matter() -> None:
+def test_order_and_nesting_do_not_matter():
     flat = compose(HISTOGRAM, TRAINING, FINE_TUNING)
     nested = compose(FINE_TUNING, compose(TRAINING, HISTOGRAM))
     assert isinstance(nested, Composed)
@@ -58,14 +56,14 @@ def test_a_histogram_composed_with_a_gaussian_is_the_integral() -> None:
     assert delta_pld(event, 1.5) == pytest.approx(float(gaussian_delta(1.5, mu)), rel=5e-3)
 
 
-def test_delta_below_the_tail_of_a_histogram_has_no_finite_epsilon() -> None:
+def test_delta_below_the_tail_of_a_histogram_has_no_finite_epsilon():
     tail_delta = delta_pld(HISTOGRAM, 50.0)
     assert tail_delta > 0
     assert epsilon_pld(compose(HISTOGRAM, TRAINING), tail_delta * 0.9) == math.inf
     assert math.isfinite(epsilon_pld(compose(HISTOGRAM, TRAINING), tail_delta * 1.1))
 
 
-def test_units_and_relations_do_not_mix() -> None:
+def test_units_and_relations_do_not_mix():
     patient = PoissonGaussian.single(0.05, 1.5, 200, unit=PrivacyUnit.PATIENT)
     document = ThresholdedHistogram(128, 60.0, 370, unit=PrivacyUnit.DOCUMENT)
     with pytest.raises(BadInput, match=r"patient.*document"):
@@ -79,7 +77,7 @@ def test_units_and_relations_do_not_mix() -> None:
         compose()
 
 
-def test_total_with_an_unaccounted_release_is_infinite() -> None:
+def test_total_with_an_unaccounted_release_is_infinite():
     event = compose(TRAINING, Unaccounted("trained without privacy"))
     assert event.is_unaccounted
     assert epsilon_pld(event, 1e-6) == math.inf
@@ -93,14 +91,14 @@ def test_total_with_an_unaccounted_release_is_infinite() -> None:
     ],
     ids=["histogram", "weights"],
 )
-def test_release_that_is_certain_to_show_new_items_has_no_guarantee(event: MechanismEvent) -> None:
+def test_release_that_is_certain_to_show_new_items_has_no_guarantee(event):
     assert event.approximate_rdp(8, 1e-6)[1] == 1
     assert epsilon_pld(event, 1e-6) == math.inf
     assert delta_pld(compose(event, TRAINING), 1.0) == 1
     assert PrivacyProfile.of_event(event).true_positive_rate(0.01) == 1
 
 
-def test_group_privacy_grows_both_parameters() -> None:
+def test_group_privacy_grows_both_parameters():
     group = group_privacy(0.5, 1e-6, 4)
     assert group.epsilon == 2.0
     by_hand = 1e-6 * sum(math.exp(0.5 * i) for i in range(4))  # triangle inequality, k times
@@ -124,11 +122,10 @@ def test_group_privacy_holds_for_the_gaussian() -> None:
 
 def converted(event: MechanismEvent, relation: NeighboringRelation) -> MechanismEvent:
     found = under(event, relation, 1e-6)
-    assert found is not None
     return found
 
 
-def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out() -> None:
+def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out():
     cut = TruncatedPoissonGaussian(1000, 20, ((0.01, 1.0, 5),))
     assert under(cut, NeighboringRelation.ZERO_OUT, 1e-6) is None
     assert under(ShuffledGaussian(1.0, 1), NeighboringRelation.ADD_REMOVE, 1e-6) is None
@@ -139,7 +136,7 @@ def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out() -> None:
         ConvertedRelation(cut, NeighboringRelation.ZERO_OUT)
 
 
-def test_replace_one_is_twice_epsilon_at_a_larger_delta() -> None:
+def test_replace_one_is_twice_epsilon_at_a_larger_delta():
     own = epsilon_pld(HISTOGRAM, 1e-6)
     vocabulary = converted(HISTOGRAM, NeighboringRelation.REPLACE)
     delta = vocabulary.stated_delta(1e-6)
@@ -152,7 +149,7 @@ def test_replace_one_is_twice_epsilon_at_a_larger_delta() -> None:
     assert total <= (2 * own + epsilon_pld(training, 1e-6)) * 1.001
 
 
-def test_replace_one_holds_where_it_can_be_computed_directly() -> None:
+def test_replace_one_holds_where_it_can_be_computed_directly():
     """Add-or-remove moves the sum in Gaussian noise by 1, replace-one by up to 2."""
     for mu, epsilon in itertools.product((0.3, 1.0, 2.0), (0.1, 0.7, 2.0)):
 
@@ -165,7 +162,7 @@ def test_replace_one_holds_where_it_can_be_computed_directly() -> None:
         assert delta_at(2 * mu, doubled) <= grown
 
 
-def test_epsilon_delta_profile_equals_profile_of_leaky_randomised_response() -> None:
+def test_epsilon_delta_profile_equals_profile_of_leaky_randomised_response():
     epsilon, delta = 0.8, 0.01
     p = np.array(
         [delta, 0, *(1 - delta) * np.array([1, math.exp(-epsilon)]) / (1 + math.exp(-epsilon))]
@@ -194,9 +191,7 @@ class TestAccountant:
 
     @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
     @pytest.mark.parametrize(("sigma", "count"), [(0.5, 1), (2.0, 3), (100.0, 10_000)])
-    def test_it_is_at_least_the_truth(
-        self, accountant: Accountant, sigma: float, count: int, delta: float
-    ) -> None:
+    def test_it_is_at_least_the_truth(self, accountant, sigma, count, delta):
         def exact(epsilon: float) -> float:  # Balle and Wang 2018, in terms of erfc
             mu = math.sqrt(count) / sigma
             high = math.erfc((epsilon / mu - mu / 2) / math.sqrt(2)) / 2
@@ -206,9 +201,7 @@ class TestAccountant:
         assert exact(epsilon) <= delta * (1 + 1e-6)
         assert exact(0.8 * epsilon) > delta  # the bound is nearly tight
 
-    def test_less_noise_more_steps_or_a_smaller_delta_cost_more(
-        self, accountant: Accountant
-    ) -> None:
+    def test_less_noise_more_steps_or_a_smaller_delta_cost_more(self, accountant):
         def epsilon(sigma: float, steps: int, delta: float) -> float:
             event = compose(PoissonGaussian.single(0.1, sigma, steps), Gaussian(5.0))
             return epsilon_of(accountant, event, delta)
@@ -216,6 +209,6 @@ class TestAccountant:
         least = epsilon(2.0, 50, 1e-5)
         assert least < min(epsilon(1.5, 50, 1e-5), epsilon(2.0, 150, 1e-5), epsilon(2.0, 50, 1e-7))
 
-    def test_it_knows_no_bound_without_a_guarantee(self, accountant: Accountant) -> None:
+    def test_it_knows_no_bound_without_a_guarantee(self, accountant):
         for event in (Unaccounted("public"), compose(Gaussian(2.0), Unaccounted("public"))):
             assert epsilon_of(accountant, event, 1e-6) == math.inf

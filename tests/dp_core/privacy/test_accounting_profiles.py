@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -33,7 +31,7 @@ from dp_core.privacy.mechanisms import (
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.5, 3.0])
-def test_delta_is_the_integral(mu: float, epsilon: float) -> None:
+def test_delta_is_the_integral(mu, epsilon):
     p, q = gaussian_mixture({mu: 1.0}, 1.0), gaussian_mixture({0.0: 1.0}, 1.0)
     expected = hockey_stick(p, q, epsilon, 16.0)
     assert float(gaussian_delta(epsilon, mu)) == pytest.approx(expected, rel=1e-6, abs=1e-14)
@@ -46,7 +44,7 @@ def test_a_published_value() -> None:
 
 @pytest.mark.parametrize("mu", [0.01, 0.3, 2.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-15])
-def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
+def test_epsilon_inverts_delta(mu, delta):
     epsilon = gaussian_epsilon(delta, mu)
     if epsilon == 0:
         assert float(gaussian_delta(0.0, mu)) <= delta
@@ -54,7 +52,7 @@ def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
         assert float(gaussian_delta(epsilon, mu)) == pytest.approx(delta, rel=1e-4)
 
 
-def test_gaussian_without_sensitivity_has_no_privacy_loss() -> None:
+def test_gaussian_without_sensitivity_has_no_privacy_loss():
     assert np.allclose(gaussian_delta([0.0, 1.0], 0.0), 0.0)
     assert float(gaussian_delta(-1.0, 0.0)) == pytest.approx(1 - math.exp(-1))
 
@@ -71,7 +69,7 @@ def with_unit(x: float) -> float:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
-def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon: float) -> None:
+def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon):
     adding, removing = composed_plds(PoissonGaussian.single(RATE, SIGMA, 1).steps(), 1e-4)
     for side, p, q in ((adding, with_unit, without), (removing, without, with_unit)):
         excess = quad(
@@ -81,7 +79,7 @@ def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon: float) -> 
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.4])
-def test_that_a_lone_word_was_not_released_speaks_against_its_unit(epsilon: float) -> None:
+def test_that_a_lone_word_was_not_released_speaks_against_its_unit(epsilon):
     """A word of only this unit is absent without it, and hidden with probability 1 − τ with it."""
     profile = HistogramProfile(1, 5.0, 2)
     with_unit, without_unit = (float(side[0]) for side in profile.directions([epsilon]))
@@ -110,9 +108,7 @@ def cut_profile(others: int, cap: int, rate: float, mu: float, eps: Floats) -> l
     ("units", "cap", "rate"),
     [(3, 1, RATE), (40, 6, 0.1), (60, 10, 0.3), (100, 10, 0.5), (400, 20, 0.05), (5, 9, 0.5)],
 )
-def test_profile_of_cut_batches_covers_every_true_number_of_units(
-    units: int, cap: int, rate: float
-) -> None:
+def test_profile_of_cut_batches_covers_every_true_number_of_units(units, cap, rate):
     eps = np.linspace(0, 6, 60)
     found = TruncatedSubsampledGaussian(units, cap, rate, 1 / SIGMA).directions(eps)
     of_all = [cut_profile(m, cap, rate, 1 / SIGMA, eps) for m in range(units)]
@@ -123,13 +119,13 @@ def test_profile_of_cut_batches_covers_every_true_number_of_units(
             np.testing.assert_allclose(bound, worst, rtol=1e-9, atol=1e-7)
 
 
-def test_epochs_of_shuffled_batches_add_up_at_each_order() -> None:
+def test_epochs_of_shuffled_batches_add_up_at_each_order():
     """Each epoch is one Gaussian mechanism, of Rényi divergence α/2σ²."""
     curve = ShuffledGaussian(SIGMA, 5).rdp([2, 8])
     np.testing.assert_allclose(curve, [5 * 2 / (2 * SIGMA**2), 5 * 8 / (2 * SIGMA**2)])
 
 
-def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole() -> None:
+def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole():
     histogram, training = ThresholdedHistogram(4, 8.0, 40), Gaussian(2.0)
     assert training.rdp([2]) is not None
     assert compose(histogram, training).rdp([2]) is None
@@ -137,7 +133,7 @@ def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole() -> None:
 
 @pytest.mark.parametrize("s", [0.7, 3.0, 100.0])
 @pytest.mark.parametrize("k", [-2, 0, 1, 5])
-def test_tail_is_the_sum(s: float, k: int) -> None:
+def test_tail_is_the_sum(s, k):
     reach = math.ceil(40 * s)
     exact = math.fsum(discrete_pmf(s, reach)[reach + k :])
     tail = DiscreteGaussianTail(s)
@@ -147,7 +143,7 @@ def test_tail_is_the_sum(s: float, k: int) -> None:
 
 
 @pytest.mark.parametrize("deviations", [-2.0, -0.5, 0.0, 0.7, 1.0, 1.5, 4.0, 8.0])
-def test_beyond_summation_the_bounds_enclose_the_sum(deviations: float) -> None:
+def test_beyond_summation_the_bounds_enclose_the_sum(deviations):
     s = 5000.0
     k = round(deviations * s)
     terms = np.exp(-(np.arange(-200_000, 200_001.0) ** 2) / (2 * s * s))
@@ -161,7 +157,7 @@ def test_beyond_summation_the_bounds_enclose_the_sum(deviations: float) -> None:
 @pytest.mark.parametrize(
     ("n", "sigma", "threshold"), [(12, 9.0, 6), (3, 9.0, 1), (7, 0.8, 3), (16, 9.0, 60)]
 )
-def test_the_worst_number_of_lone_words_is_found(n: int, sigma: float, threshold: int) -> None:
+def test_the_worst_number_of_lone_words_is_found(n, sigma, threshold):
     """The search by halving finds the same bounds as an evaluation of every ℓ."""
     profile = HistogramProfile(n, sigma, threshold)
     stay = math.log1p(-profile.tail)
@@ -178,7 +174,7 @@ def test_the_worst_number_of_lone_words_is_found(n: int, sigma: float, threshold
 
 
 @pytest.mark.parametrize(("sigma", "m"), [(0.8, 2), (0.8, 4), (1.0, 3), (1.5, 6)])
-def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma: float, m: int) -> None:
+def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma, m):
     reach = 40
     one = discrete_pmf(sigma, reach)
     total = one
@@ -196,7 +192,7 @@ def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma: float, m: int) 
 
 @pytest.mark.parametrize("epsilon", [-0.5, 0.0, 0.4, 1.0])
 @pytest.mark.parametrize("m", [1, 2, 3])
-def test_shared_words_are_the_enumeration(m: int, epsilon: float) -> None:
+def test_shared_words_are_the_enumeration(m, epsilon):
     sigma, reach = 2.0, 30
     one = discrete_pmf(sigma, reach)
     moved = np.concatenate([[0.0], one])  # the count is larger by one
@@ -210,7 +206,7 @@ def test_shared_words_are_the_enumeration(m: int, epsilon: float) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.8, 2.0])
-def test_the_whole_mechanism_by_enumeration(epsilon: float) -> None:
+def test_the_whole_mechanism_by_enumeration(epsilon):
     n, sigma, threshold = 2, 1.6, 4
     claimed = HistogramProfile(n, sigma, threshold).directions([epsilon])
     for truth, bound in zip(histogram_truth(n, sigma, threshold, epsilon), claimed, strict=True):
@@ -219,7 +215,7 @@ def test_the_whole_mechanism_by_enumeration(epsilon: float) -> None:
         assert bound[0] <= truth * 1.05 + 1e-6
 
 
-def test_the_pld_is_the_profile_and_better_than_adding_a_delta() -> None:
+def test_the_pld_is_the_profile_and_better_than_adding_a_delta():
     """The continuous formula accepts thresholds from 1136.8; discrete noise has more at 1137."""
     event = ThresholdedHistogram(256, 166.0, 1137)
     assert event.profile.delta_at(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
@@ -229,9 +225,7 @@ def test_the_pld_is_the_profile_and_better_than_adding_a_delta() -> None:
 
 
 @pytest.mark.parametrize(("n", "sigma", "threshold"), [(5, 0.9, 8), (3, 0.6, 12), (16, 0.8, 9)])
-def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(
-    n: int, sigma: float, threshold: int
-) -> None:
+def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(n, sigma, threshold):
     """If all words are shared, the exact ε follows by convolution of n discrete Gaussians."""
     noise = np.exp(-(np.arange(-60, 61) ** 2) / (2 * sigma**2))
     total = np.ones(1)

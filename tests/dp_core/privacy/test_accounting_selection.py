@@ -4,12 +4,9 @@ No test uses the product's formulas: for small mechanisms, the output distributi
 times, keep the best" is summed over K for every outcome, and its Rényi divergence over outcomes.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import dp_accounting as dpa
@@ -31,7 +28,6 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 from dp_core.privacy.private_selection import (
-    Law,
     draw_candidate,
     draw_count,
     negative_binomial_curve,
@@ -112,9 +108,7 @@ def mechanisms() -> list[tuple[Floats, Floats]]:
         ),
     ],
 )
-def test_the_bound_of_a_law_holds_for_every_small_mechanism(
-    law: Floats, curve: Callable[[Floats, Floats], Floats]
-) -> None:
+def test_the_bound_of_a_law_holds_for_every_small_mechanism(law, curve):
     kept = slice(None) if law[0] else slice(-1)  # the last outcome is K = 0
     for p, q in mechanisms():
         base = np.array([both_ways(p, q, order) for order in ORDERS])
@@ -123,14 +117,14 @@ def test_the_bound_of_a_law_holds_for_every_small_mechanism(
 
 
 @pytest.mark.parametrize(("eta", "gamma"), LAWS)
-def test_mean_of_the_negative_binomial_is_the_sum_over_its_law(eta: float, gamma: float) -> None:
+def test_mean_of_the_negative_binomial_is_the_sum_over_its_law(eta, gamma):
     law = negative_binomial(eta, gamma)
     mean = float(law @ np.arange(len(law)))
     assert mean == pytest.approx(negative_binomial_mean(eta, gamma), rel=1e-6)
 
 
 @pytest.mark.parametrize("eta", [0.0, 1.0, 3.0])
-def test_the_negative_binomial_bound_is_nearly_reached(eta: float) -> None:
+def test_the_negative_binomial_bound_is_nearly_reached(eta):
     """ε becomes (2 + η)ε if one outcome is e^ε likelier and the better outcome e^ε rarer."""
     epsilon, gamma, top, rare = 0.1, 1e-4, 0.05, 1e-7
     p = np.array([1 - top - rare * math.exp(epsilon), rare * math.exp(epsilon), top])
@@ -149,7 +143,7 @@ def test_the_negative_binomial_bound_is_nearly_reached(eta: float) -> None:
     assert 0.98 * bound < found <= bound
 
 
-def test_a_candidate_drawn_at_random_is_at_most_the_worst() -> None:
+def test_a_candidate_drawn_at_random_is_at_most_the_worst():
     rng = np.random.default_rng(9)
     ps, qs = rng.dirichlet(np.ones(4), 3), rng.dirichlet(np.ones(4), 3)
     for order in ORDERS:
@@ -169,7 +163,7 @@ def geometric_selection(**more: float) -> RandomCountSelection:
     return RandomCountSelection(CANDIDATES, "truncated-negative-binomial", **numbers)
 
 
-def test_a_selection_costs_less_than_releasing_every_point_and_more_than_one() -> None:
+def test_a_selection_costs_less_than_releasing_every_point_and_more_than_one():
     selection = geometric_selection()
     chosen = epsilon_pld(selection, 1e-6)
     assert chosen == epsilon_rdp(selection, 1e-6)
@@ -177,11 +171,10 @@ def test_a_selection_costs_less_than_releasing_every_point_and_more_than_one() -
     every = Gaussian(8.0), *(PoissonGaussian.single(0.01, 1.0, 500) for _ in range(30))
     assert chosen < epsilon_pld(compose(*every), 1e-6)
     curve = selection.rdp([2.0, 8.0, 64.0])
-    assert curve is not None
     assert np.all(curve >= worst([np.asarray(c.rdp([2.0, 8.0, 64.0])) for c in CANDIDATES]))
 
 
-def test_selection_composes_with_a_histogram_as_its_proven_epsilon_and_delta() -> None:
+def test_selection_composes_with_a_histogram_as_its_proven_epsilon_and_delta():
     selection = geometric_selection()
     histogram = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
     assert histogram.has_pld and not selection.has_pld
@@ -194,7 +187,7 @@ def test_selection_composes_with_a_histogram_as_its_proven_epsilon_and_delta() -
 @pytest.mark.parametrize(
     ("law", "shape"), [("geometric", 1.0), ("logarithmic", 0.0), ("poisson", math.inf)]
 )
-def test_selection_curve_equals_independent_implementation(law: Law, shape: float) -> None:
+def test_selection_curve_equals_independent_implementation(law, shape):
     one = PoissonGaussian.single(0.01, 1.0, 500)
     steps = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
     repeated = dp_event.RepeatAndSelectDpEvent(dpa.SelfComposedDpEvent(steps, 500), 6.0, shape)
@@ -210,7 +203,7 @@ def test_selection_curve_equals_independent_implementation(law: Law, shape: floa
 @pytest.mark.parametrize(
     "more", [{"eta": -1.0}, {"gamma": 1.0}, {"gamma": 0.0}, {"mean": 3.0}, {"delta": 0.0}]
 )
-def test_impossible_laws_are_refused(more: dict[str, float]) -> None:
+def test_impossible_laws_are_refused(more):
     with pytest.raises(BadInput):
         geometric_selection(**more)
 
@@ -224,9 +217,7 @@ def test_impossible_laws_are_refused(more: dict[str, float]) -> None:
         (RandomCountSelection(CANDIDATES, "poisson", 1e-6, mean=4.0), poisson(4.0)),
     ],
 )
-def test_counts_follow_their_law_and_no_neighbouring_one(
-    event: RandomCountSelection, law: Floats
-) -> None:
+def test_counts_follow_their_law_and_no_neighbouring_one(event, law):
     draws = Counter(draw_count(event, PrivacySeed.fixed(i)) for i in range(3000))
 
     def statistic(expected: Floats) -> tuple[float, int]:
@@ -245,7 +236,7 @@ def test_counts_follow_their_law_and_no_neighbouring_one(
 
 
 @pytest.mark.parametrize("law", ["geometric", "logarithmic", "poisson"])
-def test_law_has_the_requested_mean(law: Law) -> None:
+def test_law_has_the_requested_mean(law):
     event = selection_of(CANDIDATES, law, 5.0, 1e-6)
     drawn = [draw_count(event, PrivacySeed.fixed(i)) for i in range(4000)]
     spread = float(np.std(drawn)) / math.sqrt(len(drawn))
@@ -253,7 +244,7 @@ def test_law_has_the_requested_mean(law: Law) -> None:
     assert min(drawn) == (0 if law == "poisson" else 1)
 
 
-def test_trainings_share_no_seed() -> None:
+def test_trainings_share_no_seed():
     seed = PrivacySeed.fixed(1)
     noise = {training_seed(seed, i).derive("noise") for i in range(50)} | {seed.derive("noise")}
     assert len(noise) == 51
@@ -261,7 +252,7 @@ def test_trainings_share_no_seed() -> None:
     assert training_seed(seed, 0).known
 
 
-def test_candidates_are_uniform_independent_and_repeatable() -> None:
+def test_candidates_are_uniform_independent_and_repeatable():
     selection, seed = geometric_selection(), PrivacySeed.fixed("selection")
     drawn = [draw_candidate(selection, seed, i) for i in range(3000)]
     assert drawn == [draw_candidate(selection, seed, i) for i in range(3000)]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import math
 from typing import Any
@@ -84,7 +82,7 @@ class SamplingLawConformance:
     digest: str  # of the batches of those updates, for 90 units
 
     @pytest.mark.statistical
-    def test_each_unit_takes_part_at_the_rate_of_the_declared_bound(self) -> None:
+    def test_each_unit_takes_part_at_the_rate_of_the_declared_bound(self):
         """The rate refers to the declared number of units, because the true number is private."""
         schedule = (BatchPhase(3000, 30),)
         batches = plan(self.law, 30, schedule=schedule).sampler(SEED, 40)
@@ -98,18 +96,18 @@ class SamplingLawConformance:
         return taken
 
     @pytest.mark.statistical
-    def test_units_are_independent_of_each_other_of_the_past_and_of_other_seeds(self) -> None:
+    def test_units_are_independent_of_each_other_of_the_past_and_of_other_seeds(self):
         taken = self.coins(inclusions(sampler(self.law, 40, 0.3), 4000), SEED)
         assert units_are_independent(taken)
         assert is_independent(taken[1:], taken[:-1])
         others = self.coins(inclusions(sampler(self.law, 40, 0.3, OTHER), 4000), OTHER)
         assert is_independent(taken, others)
 
-    def test_an_empty_batch_is_a_batch(self) -> None:
+    def test_an_empty_batch_is_a_batch(self):
         assert len(sampler(self.law, 0, 0.5).batch(0)) == 0
         assert len(sampler(self.law, 30, 1e-12).batch(0)) == 0
 
-    def test_any_update_can_be_resumed_and_every_seed_differs(self) -> None:
+    def test_any_update_can_be_resumed_and_every_seed_differs(self):
         here = plan(self.law, 10)
         onward = [here.sampler(SEED, 100).batch(t) for t in range(50)]
         for t in (49, 17, 0, 17):
@@ -118,13 +116,13 @@ class SamplingLawConformance:
         other = here.sampler(OTHER, 100)
         assert not any(np.array_equal(other.batch(t), onward[t]) for t in range(50))
 
-    def test_batches_do_not_change_between_releases(self) -> None:
+    def test_batches_do_not_change_between_releases(self):
         """If batches changed, a resumed run would no longer be the mechanism that it began as."""
         batches = plan(self.law, 10).sampler(SEED, 90)
         drawn = np.concatenate([batches.batch(t) for t in range(50)]).astype("<i8")
         assert hashlib.sha256(drawn.tobytes()).hexdigest()[:16] == self.digest
 
-    def test_the_rate_follows_the_schedule_that_is_accounted(self) -> None:
+    def test_the_rate_follows_the_schedule_that_is_accounted(self):
         schedule = (BatchPhase(40, 5), BatchPhase(40, 12))
         here = plan(self.law, 0, schedule=schedule)
         sizes = [len(here.sampler(SEED, 100).batch(t)) for t in range(80)]
@@ -133,7 +131,7 @@ class SamplingLawConformance:
         within = [p[0] / self.law.separation for p in here.event().phases]  # type: ignore[attr-defined]
         assert within == pytest.approx([0.05, 0.12], rel=1e-15)
 
-    def test_the_declared_bound_admits_as_many_units_and_not_one_more(self) -> None:
+    def test_the_declared_bound_admits_as_many_units_and_not_one_more(self):
         here = plan(self.law, 10)
         assert here.sampler(SEED, 100).batch(0).max() < 100
         for more in (101, 200, 4321):
@@ -141,15 +139,15 @@ class SamplingLawConformance:
                 here.sampler(SEED, more)
             assert str(more) not in str(caught.value)  # the true number is private
 
-    def test_event_of_a_sampling_law_is_its_mechanism(self) -> None:
+    def test_event_of_a_sampling_law_is_its_mechanism(self):
         assert plan(self.law, 10).event() == self.event
 
-    def test_no_batch_is_larger_than_it_says(self) -> None:
+    def test_no_batch_is_larger_than_it_says(self):
         largest = self.law.largest_batch(100)
         sizes = [len(sampler(self.law, 100, 0.9).batch(t)) for t in range(200)]
         assert largest is None or max(sizes) == largest
 
-    def test_no_unit_takes_part_more_often_than_it_says(self) -> None:
+    def test_no_unit_takes_part_more_often_than_it_says(self):
         taken = inclusions(sampler(self.law, 30, 0.3), 60)
         apart = [int(d) for unit in taken.T for d in np.diff(np.flatnonzero(unit))]
         assert min(apart) == self.law.separation
@@ -162,17 +160,17 @@ class TestPoisson(SamplingLawConformance):
 
     @pytest.mark.statistical
     @pytest.mark.parametrize("rate", [0.01, 0.3])
-    def test_it_has_the_rate_and_the_variance_of_batch_size(self, rate: float) -> None:
+    def test_it_has_the_rate_and_the_variance_of_batch_size(self, rate):
         taken = inclusions(sampler(self.law, 2000, rate), 600)
         assert is_rate(taken, rate)
         assert has_binomial_sizes(taken, rate)
         assert not is_rate(taken, rate * 2 / 3)
         assert not is_rate(taken, rate * 3 / 2)
 
-    def test_poisson_sampling_at_rate_one_draws_every_unit(self) -> None:
+    def test_poisson_sampling_at_rate_one_draws_every_unit(self):
         assert list(sampler(self.law, 5, 1.0).batch(0)) == [0, 1, 2, 3, 4]
 
-    def test_it_is_the_same_across_the_chunks_of_a_large_data_set(self) -> None:
+    def test_it_is_the_same_across_the_chunks_of_a_large_data_set(self):
         n = (1 << 20) + 1000
         batch = sampler(self.law, n, 0.01).batch(3)
         assert np.array_equal(batch[batch < 5000], sampler(self.law, 5000, 0.01).batch(3))
@@ -186,7 +184,7 @@ class TestTruncatedPoisson(SamplingLawConformance):
     digest = TestPoisson.digest  # no batch exceeds the cap
 
     @pytest.mark.statistical
-    def test_the_cut_is_a_uniform_choice_among_those_drawn(self) -> None:
+    def test_the_cut_is_a_uniform_choice_among_those_drawn(self):
         poisson = sampler(PoissonSampling(), 60, 0.3)
         cut = sampler(TruncatedPoissonSampling(15), 60, 0.3)
         stayed, drawn = np.zeros(60), np.zeros(60)
@@ -205,12 +203,12 @@ class TestTruncatedPoisson(SamplingLawConformance):
         biased = np.where(np.arange(60) < 30, drawn * 0.99, drawn * 0.71)
         assert stats.chisquare(biased * stayed.sum() / biased.sum(), expected).pvalue < 1e-9
 
-    def test_its_batches_do_not_change_between_releases_where_they_are_cut(self) -> None:
+    def test_its_batches_do_not_change_between_releases_where_they_are_cut(self):
         batches = plan(TruncatedPoissonSampling(8), 10).sampler(SEED, 90)
         drawn = np.concatenate([batches.batch(t) for t in range(50)]).astype("<i8")
         assert hashlib.sha256(drawn.tobytes()).hexdigest()[:16] == "389d5f4f6ece5b9b"
 
-    def test_its_bound_is_the_cap_or_all_units(self) -> None:
+    def test_its_bound_is_the_cap_or_all_units(self):
         assert [TruncatedPoissonSampling(c).largest_batch(100) for c in (8, 300)] == [8, 100]
         with pytest.raises(PlanError, match="below 1"):
             TruncatedPoissonSampling(0)
@@ -228,7 +226,7 @@ class TestCyclicPoisson(SamplingLawConformance):
         return np.stack([taken[part::2, i] for i, part in enumerate(parts)]).T
 
     @pytest.mark.statistical
-    def test_parts_are_coins_that_no_other_unit_and_no_number_of_units_changes(self) -> None:
+    def test_parts_are_coins_that_no_other_unit_and_no_number_of_units_changes(self):
         law = CyclicPoissonSampling(3)
         parts = law.parts_of(SEED, 30_000)
         assert np.array_equal(law.parts_of(SEED, 29_999), parts[:-1])
@@ -240,7 +238,7 @@ class TestCyclicPoisson(SamplingLawConformance):
         assert abs(np.corrcoef(parts, law.parts_of(OTHER, 30_000))[0, 1]) < 0.03
 
     @pytest.mark.statistical
-    def test_a_part_is_drawn_from_at_the_rate_that_is_charged_whatever_its_size(self) -> None:
+    def test_a_part_is_drawn_from_at_the_rate_that_is_charged_whatever_its_size(self):
         law = CyclicPoissonSampling(4)
         here = plan(law, 10, schedule=(BatchPhase(4000, 10),))
         (charged,) = [rate for rate, _, _ in here.event().phases]  # type: ignore[attr-defined]
@@ -252,13 +250,13 @@ class TestCyclicPoisson(SamplingLawConformance):
             assert is_rate(own, 0.4)
             assert not is_rate(own, 0.1) and not is_rate(own, 0.6)
 
-    def test_one_part_is_poisson_sampling(self) -> None:
+    def test_one_part_is_poisson_sampling(self):
         poisson, cyclic = (
             plan(law, 10).sampler(SEED, 90) for law in (PoissonSampling(), CyclicPoissonSampling(1))
         )
         assert all(np.array_equal(poisson.batch(t), cyclic.batch(t)) for t in range(9))
 
-    def test_a_batch_that_no_part_can_fill_is_refused(self) -> None:
+    def test_a_batch_that_no_part_can_fill_is_refused(self):
         plan(CyclicPoissonSampling(10), 10)
         with pytest.raises(PlanError, match="above one of 11 parts of the 100 declared"):
             plan(CyclicPoissonSampling(11), 10)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction
@@ -88,7 +86,7 @@ def released(
 @pytest.mark.parametrize(
     "strategy", [FOUR, power_strategy(2, 0.7), ToeplitzStrategy.of(np.array([1, -0.6, 0.3]))]
 )
-def test_float64_recursion_equals_recursion_in_rational_numbers(strategy: ToeplitzStrategy) -> None:
+def test_float64_recursion_equals_recursion_in_rational_numbers(strategy):
     """The float64 recursion has no rounding errors, across chunks and reused buffers."""
     size = 5000
     found = recursion(strategy, 12, size)
@@ -97,7 +95,7 @@ def test_float64_recursion_equals_recursion_in_rational_numbers(strategy: Toepli
     assert found[:, some].astype(np.int64).tolist() == expected
 
 
-def test_it_is_the_dense_inverse_applied_but_for_what_rounding_adds() -> None:
+def test_it_is_the_dense_inverse_applied_but_for_what_rounding_adds():
     updates, size = 40, 300
     column = np.zeros(updates)
     column[:4] = FOUR.values
@@ -107,7 +105,7 @@ def test_it_is_the_dense_inverse_applied_but_for_what_rounding_adds() -> None:
     assert np.abs(off).max() < 1e-6 * DEVIATION
 
 
-def test_neighbours_centres_differ_by_no_more_than_the_scale_pays_for() -> None:
+def test_neighbours_centres_differ_by_no_more_than_the_scale_pays_for():
     """For equal releases they differ by CD plus less than 2ᵏ|cᵢ| + 1 per value in later rows."""
     rng = np.random.default_rng(5)
     updates, values = 12, 40
@@ -133,7 +131,7 @@ def test_neighbours_centres_differ_by_no_more_than_the_scale_pays_for() -> None:
 
 
 @pytest.mark.parametrize("values", [1, 10**6, 10**9])
-def test_the_lattice_pays_for_rows_and_rounding(values: int) -> None:
+def test_the_lattice_pays_for_rows_and_rounding(values):
     """The noise is σ times the distance of neighbours, over all rows that one update affects."""
     scale = lattice_scale(SIGMA, CLIP, values, FOUR)
     rows = FOUR.norm * (CLIP * scale + 1.5 * math.sqrt(values))
@@ -143,7 +141,7 @@ def test_the_lattice_pays_for_rows_and_rounding(values: int) -> None:
 
 
 @pytest.mark.statistical
-def test_the_noise_has_the_covariance_of_its_strategy_and_no_other() -> None:
+def test_the_noise_has_the_covariance_of_its_strategy_and_no_other():
     """C times the noise is independent, of deviation σ·‖c‖·C; wrong σ or bands are rejected."""
     noise = released(12)
     assert not independent(noise)
@@ -168,7 +166,7 @@ def test_the_noise_has_the_covariance_of_its_strategy_and_no_other() -> None:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("strategy", [INDEPENDENT, FOUR])
-def test_an_update_knows_how_much_noise_each_value_of_it_has(strategy: ToeplitzStrategy) -> None:
+def test_an_update_knows_how_much_noise_each_value_of_it_has(strategy):
     """The variance that an optimiser subtracts from its second moment is the drawn variance."""
     noise = released(6, strategy, 40_000)
     for t, drawn in enumerate(noise):
@@ -184,7 +182,7 @@ def independent(rows: NDArray[np.float64]) -> bool:
     return max(abs(r[i, j]) for i, j in pairs) < limit
 
 
-def test_resumed_run_recomputes_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_recomputes_the_same_noise(monkeypatch):
     monkeypatch.setattr(noise_addition, "_BLOCK", 700)
     onward = [noise_of(t, past) for past in [PastNoise()] for t in range(9)]
     resumed = PastNoise()
@@ -193,7 +191,7 @@ def test_resumed_run_recomputes_the_same_noise(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_array_equal(noise_of(8, None), onward[8])
 
 
-def test_past_noise_is_reused_only_for_same_seed_manifest_and_strategy() -> None:
+def test_past_noise_is_reused_only_for_same_seed_manifest_and_strategy():
     past = PastNoise()
     cases = (
         (SEED, b"m", FOUR),
@@ -210,7 +208,7 @@ def test_past_noise_is_reused_only_for_same_seed_manifest_and_strategy() -> None
         np.testing.assert_array_equal(*made)
 
 
-def test_correlated_noise_is_added_to_the_rounded_sum() -> None:
+def test_correlated_noise_is_added_to_the_rounded_sum():
     past, totals = PastNoise(), np.linspace(-3, 3, 200, dtype=np.float32)
     for t in range(5):
         noise = UpdateNoise(SEED, b"m", t, SIGMA, CLIP, FOUR, past)
@@ -218,7 +216,7 @@ def test_correlated_noise_is_added_to_the_rounded_sum() -> None:
         np.testing.assert_allclose(DIVISOR * means, totals + noise_of(t, None, size=200), atol=1e-5)
 
 
-def test_a_plan_makes_noise_by_its_own_strategy() -> None:
+def test_a_plan_makes_noise_by_its_own_strategy():
     alone = plan_of(expected_batch=50, steps=60, noise_multiplier=SIGMA, clip_norm=CLIP)
     plan = with_bands(alone, 4, Workload.prefix_sums(60))
     past = PastNoise()

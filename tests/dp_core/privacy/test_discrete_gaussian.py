@@ -40,7 +40,7 @@ def coin(p: Fraction, *words: int) -> bool:
     return tossed
 
 
-def test_the_stream_is_shake_256_in_blocks_however_it_is_read() -> None:
+def test_the_stream_is_shake_256_in_blocks_however_it_is_read():
     whole = WordStream(b"key").words(300_000)
     stream = WordStream(b"key")
     parts = np.concatenate([stream.words(n) for n in (1, 0, 131_071, 7, 168_921)])
@@ -50,7 +50,7 @@ def test_the_stream_is_shake_256_in_blocks_however_it_is_read() -> None:
     assert not np.array_equal(whole[:100], WordStream(b"kez").words(100))
 
 
-def test_a_coin_compares_all_the_bits_of_its_probability() -> None:
+def test_a_coin_compares_all_the_bits_of_its_probability():
     third = WORD // 3
     assert coin(Fraction(1, 3), third - 1)
     assert not coin(Fraction(1, 3), third + 1)
@@ -78,13 +78,13 @@ def test_uniform_integers_reject_the_words_that_would_favour_small_ones() -> Non
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("bound", [2, 7, 1001])
-def test_uniform_integers_are_uniform(bound: int) -> None:
+def test_uniform_integers_are_uniform(bound):
     counts = np.bincount(uniform_below(bound, 200_000, WordStream(b"uniform")), minlength=bound)
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
 @pytest.mark.statistical
-def test_exp_minus_coins_have_their_probability() -> None:
+def test_exp_minus_coins_have_their_probability():
     gammas = [Fraction(x) for x in ("0", "1/7", "1/2", "1", "3/2", "2", "9/2", "7")]
     n = 100_000
     index = np.repeat(np.arange(len(gammas)), n)
@@ -123,7 +123,7 @@ def fits(draws: NDArray[np.int64], sigma: float) -> float:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("sigma", SIGMAS)
-def test_draws_follow_the_exact_pmf_and_no_other(sigma: float) -> None:
+def test_draws_follow_the_exact_pmf_and_no_other(sigma):
     draws = discrete_gaussian(sigma, 100_000, SEED, b"pmf")
     assert draws.dtype == np.int64
     assert draws.shape == (100_000,)
@@ -133,7 +133,7 @@ def test_draws_follow_the_exact_pmf_and_no_other(sigma: float) -> None:
 
 
 @pytest.mark.statistical
-def test_draws_are_symmetric_and_independent() -> None:
+def test_draws_are_symmetric_and_independent():
     draws = discrete_gaussian(10.0, 100_000, SEED, b"independent").astype(float)
     root = math.sqrt(len(draws))
     assert abs(draws.mean()) < 4 * 10 / root
@@ -144,7 +144,7 @@ def test_draws_are_symmetric_and_independent() -> None:
 
 
 @pytest.mark.statistical
-def test_noise_is_bound_to_seed_and_context() -> None:
+def test_noise_is_bound_to_seed_and_context():
     base = discrete_gaussian(10.0, 20_000, SEED, b"a")
     assert np.array_equal(base, discrete_gaussian(10.0, 20_000, SEED, b"a"))
     for other in (
@@ -162,18 +162,18 @@ def test_noise_does_not_change_between_releases() -> None:
     assert hashlib.sha256(draws.tobytes()).hexdigest()[:16] == "bbac78ed0f263f21"
 
 
-def test_zero_draws_give_an_empty_array() -> None:
+def test_zero_draws_give_an_empty_array():
     assert len(discrete_gaussian(1.0, 0, SEED, b"none")) == 0
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf, 2.0**32])
-def test_impossible_scales_and_noise_without_context_are_refused(sigma: float) -> None:
+def test_impossible_scales_and_noise_without_context_are_refused(sigma):
     with pytest.raises(BadInput, match="σ"):
         discrete_gaussian(sigma, 1, SEED, b"x")
     with pytest.raises(BadInput, match="context is empty"):
         discrete_gaussian(1.0, 1, SEED, b"")
 
 
-def test_the_largest_scale_does_not_overflow() -> None:
+def test_the_largest_scale_does_not_overflow():
     draws = discrete_gaussian(2.0**31, 2000, SEED, b"large").astype(float)
     assert 0.9 < draws.std() / 2.0**31 < 1.1

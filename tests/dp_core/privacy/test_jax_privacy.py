@@ -3,8 +3,6 @@
 `make test-jax-privacy` sets up its environment and runs these tests, which are otherwise skipped.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -17,10 +15,7 @@ from mechanism_examples import power_strategy
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
-from dp_core.privacy.matrix_factorization import (
-    Workload,
-    least_error_strategy,
-)
+from dp_core.privacy.matrix_factorization import Workload, least_error_strategy
 from dp_core.privacy.mechanisms import CyclicPoissonGaussian
 
 ROOT = Path(__file__).parents[3]
@@ -67,9 +62,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return by_kind
 
 
-def test_least_error_is_within_a_fifth_of_a_percent_of_jax_privacys(
-    answers: dict[str, list[Any]],
-) -> None:
+def test_least_error_is_within_a_fifth_of_a_percent_of_jax_privacys(answers):
     for (updates, bands), least in zip(LEAST, answers["least error"], strict=True):
         found = least_error_strategy(bands, Workload.prefix_sums(updates))
         sums = np.cumsum(found.noising(updates))
@@ -77,13 +70,13 @@ def test_least_error_is_within_a_fifth_of_a_percent_of_jax_privacys(
         assert least * 0.9999 < error < least * 1.002
 
 
-def test_epsilon_equals_jax_privacys(answers: dict[str, list[Any]]) -> None:
+def test_epsilon_equals_jax_privacys(answers):
     for (rate, sigma, updates, bands), epsilon in zip(EVENTS, answers["epsilon"], strict=True):
         event = CyclicPoissonGaussian(bands, ((rate, sigma, updates),))
         assert epsilon_pld(event, DELTA) == pytest.approx(epsilon, rel=2e-3)
 
 
-def test_calibrated_noise_equals_jax_privacys(answers: dict[str, list[Any]]) -> None:
+def test_calibrated_noise_equals_jax_privacys(answers):
     for (rate, updates, bands, epsilon), sigma in zip(PLANS, answers["sigma"], strict=True):
 
         def event(s: float, bands=bands, rate=rate, updates=updates) -> CyclicPoissonGaussian:

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import dp_accounting as dpa
@@ -18,11 +15,7 @@ from scipy.linalg import toeplitz
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.accounting.calibration import (
-    least_error,
-    with_bands,
-    workload_error,
-)
+from dp_core.privacy.accounting.calibration import least_error, with_bands, workload_error
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase
 from dp_core.privacy.matrix_factorization import (
@@ -65,9 +58,7 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: str(s.bands))
-def test_no_participation_b_updates_apart_moves_the_sums_further_than_its_columns(
-    strategy: ToeplitzStrategy,
-) -> None:
+def test_no_participation_b_updates_apart_moves_the_sums_further_than_its_columns(strategy):
     """Brute force over all patterns and signs; one update closer, the sums move further."""
     n, b = 9, strategy.bands
     matrix = dense(strategy, n)
@@ -99,9 +90,7 @@ WORKLOADS = [sums(40), optimizer(40), optimizer(40, beta1=0.0, decay_power=2.0),
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: str(s.bands))
-def test_noise_and_error_equal_dense_matrix_computation(
-    strategy: ToeplitzStrategy, workload: Workload
-) -> None:
+def test_noise_and_error_equal_dense_matrix_computation(strategy, workload):
     n = workload.updates
     inverse = np.linalg.inv(dense(strategy, n))
     np.testing.assert_allclose(strategy.noising(n), inverse[:, 0], atol=1e-12)
@@ -115,13 +104,13 @@ def test_noise_and_error_equal_dense_matrix_computation(
 
 
 @pytest.mark.parametrize(("n", "some"), [(3, (1, 2, 3)), (8, tuple(range(1, 9)))])
-def test_of_short_runs_all_iterates_count_and_of_all_the_last(n: int, some: tuple[int]) -> None:
+def test_of_short_runs_all_iterates_count_and_of_all_the_last(n, some):
     assert sums(n).iterates == some
     assert sums(1000).iterates == tuple(range(125, 1001, 125))
 
 
 @pytest.mark.parametrize("strategy", [INDEPENDENT, power_strategy(8, 0.6)])
-def test_error_over_selected_iterates_is_near_error_over_all(strategy: ToeplitzStrategy) -> None:
+def test_error_over_selected_iterates_is_near_error_over_all(strategy):
     for workload in (sums(282), optimizer(282)):
         everything = np.linalg.inv(dense(strategy, 282))
         rows = weights(workload, everything)
@@ -131,7 +120,7 @@ def test_error_over_selected_iterates_is_near_error_over_all(strategy: ToeplitzS
         assert beside == pytest.approx(error / alone, rel=0.01)
 
 
-def test_one_band_is_dp_sgd() -> None:
+def test_one_band_is_dp_sgd():
     assert INDEPENDENT.sum_deviation(49) == pytest.approx(7)
     assert all(INDEPENDENT.loudness(n) == 1.0 for n in range(1, 300))
     assert least_error_strategy(1, sums(50)) is INDEPENDENT
@@ -140,15 +129,13 @@ def test_one_band_is_dp_sgd() -> None:
 
 @pytest.mark.parametrize("bands", [33, 64])
 @pytest.mark.parametrize("workload", [sums(200), optimizer(200)], ids=["sums", "optimizer"])
-def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(
-    bands: int, workload: Workload
-) -> None:
+def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(bands, workload):
     found = least_error_strategy(bands, workload)
     assert found.bands == bands
     assert workload.error(found) < 0.5 * workload.error(INDEPENDENT)
 
 
-def test_epsilon_equals_dp_accountings_subsampled_gaussians() -> None:
+def test_epsilon_equals_dp_accountings_subsampled_gaussians():
     event = CyclicPoissonGaussian(4, ((0.3, 1.3, 50),))
     step = dpa.PoissonSampledDpEvent(0.3, dpa.GaussianDpEvent(1.3))
     library = PLDAccountant().compose(dpa.SelfComposedDpEvent(step, 13))  # ⌈50 / 4⌉
@@ -165,8 +152,8 @@ def test_epsilon_equals_dp_accountings_subsampled_gaussians() -> None:
     ],
 )
 def test_the_number_of_bands_is_the_one_of_least_error_and_never_costs_more(
-    changes: dict[str, Any], of: Callable[[int], Workload], bands: int, least: float
-) -> None:
+    changes, of, bands, least
+):
     alone = plan(**changes)
     workload = of(alone.steps)
     chosen = least_error(alone, workload)
@@ -177,7 +164,7 @@ def test_the_number_of_bands_is_the_one_of_least_error_and_never_costs_more(
     assert spent * 0.99 < epsilon_pld(chosen.event(), 1e-6) <= spent
 
 
-def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is() -> None:
+def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is():
     grown = dataclasses.replace(plan(), schedule=(BatchPhase(20, 64), BatchPhase(262, 256)))
     cut = dataclasses.replace(plan(), sampling=TruncatedPoissonSampling(300))
     learned = plan(adaptive=AdaptiveClipping(0.5, 5.0))
@@ -201,6 +188,6 @@ def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(), (1 << 15,), (1 << 16, 0.5), (1 << 16, 64 << 16)])
-def test_impossible_coefficients_are_refused(wrong: Any) -> None:
+def test_impossible_coefficients_are_refused(wrong):
     with pytest.raises(PlanError, match=r"plan\.strategy"):
         ToeplitzStrategy(wrong)

@@ -1,6 +1,6 @@
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def every_part(event: MechanismEvent) -> Iterator[MechanismEvent]:
         yield from every_part(part)
 
 
-def test_every_kind_has_an_example() -> None:
+def test_every_kind_has_an_example():
     assert {event.kind for event in EXAMPLES} == {kind for kind, _ in REGISTRY}
 
 
@@ -53,26 +53,24 @@ def test_every_kind_has_an_example() -> None:
 class TestMechanism:
     """Conformance tests of one mechanism; add a new kind to `EXAMPLES` and `TRUTHS`."""
 
-    def test_event_survives_a_round_trip_through_json(self, event: MechanismEvent) -> None:
+    def test_event_survives_a_round_trip_through_json(self, event):
         assert read_back(event) == event
         assert hash(read_back(event)) == hash(event)
 
-    def test_a_unit_is_stated_in_every_part(self, event: MechanismEvent) -> None:
+    def test_a_unit_is_stated_in_every_part(self, event):
         stating = event.stating(PrivacyUnit.DOCUMENT)
         assert {part.unit for part in every_part(stating)} == {PrivacyUnit.DOCUMENT}
         assert read_back(stating) == stating
         assert epsilon_pld(stating, 1e-4) == epsilon_pld(event, 1e-4)
 
-    def test_description_and_assumptions_are_stated(self, event: MechanismEvent) -> None:
+    def test_description_and_assumptions_are_stated(self, event):
         statement = privacy_statement([release("L-1", event, 1e-4)])
         assert event.title and event.describe() in statement.words
         assert bool(event.assumptions()) is not event.is_unaccounted
         assert set(event.assumptions()) <= set(statement.data["assumptions"])
         assert event.relation.describe("patient").startswith("one patient")
 
-    def test_delta_falls_with_epsilon_and_each_is_the_others_bound(
-        self, event: MechanismEvent
-    ) -> None:
+    def test_delta_falls_with_epsilon_and_each_is_the_others_bound(self, event):
         deltas = [delta_pld(event, x) for x in (0.0, 0.5, 2.0, 8.0)]
         assert deltas == sorted(deltas, reverse=True)
         assert 0 <= deltas[-1] <= deltas[0] <= 1
@@ -82,7 +80,7 @@ class TestMechanism:
         if event.has_pld and math.isfinite(epsilon):
             assert delta_pld(event, epsilon) <= 0.2 * (1 + 1e-3)
 
-    def test_the_renyi_curve_lies_above_the_pld(self, event: MechanismEvent) -> None:
+    def test_the_renyi_curve_lies_above_the_pld(self, event):
         orders = [2.0, 8.0, 64.0]
         curve, epsilon = event.rdp(orders), epsilon_rdp(event, 1e-4)
         assert (curve is None) == (epsilon is None)
@@ -90,7 +88,7 @@ class TestMechanism:
             assert np.all(curve > 0) and np.all(np.diff(curve) >= 0)  # rises with the order
             assert epsilon_pld(event, 1e-4) <= epsilon * (1 + 1e-9)
 
-    def test_composition_with_itself_doubles_the_renyi_curve(self, event: MechanismEvent) -> None:
+    def test_composition_with_itself_doubles_the_renyi_curve(self, event):
         twice, curve = compose(event, event), event.rdp([4.0])
         assert twice.relation is event.relation
         if curve is not None:
@@ -104,9 +102,7 @@ class TestMechanism:
             assert epsilon_pld(event, 0.1) <= again <= 2 * epsilon_pld(event, 0.05) * (1 + 1e-3)
 
     @pytest.mark.parametrize("relation", NeighboringRelation)
-    def test_other_neighbours_are_proven_or_refused(
-        self, event: MechanismEvent, relation: NeighboringRelation
-    ) -> None:
+    def test_other_neighbours_are_proven_or_refused(self, event, relation):
         converted = under(event, relation, 1e-6)
         if converted is None:
             with pytest.raises(BadInput):
@@ -119,9 +115,7 @@ class TestMechanism:
 
 @pytest.mark.parametrize(("event", "truth", "slack"), TRUTHS)
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.0])
-def test_the_claim_lies_above_what_brute_force_finds(
-    event: MechanismEvent, truth: Callable[[float], float], slack: float, epsilon: float
-) -> None:
+def test_the_claim_lies_above_what_brute_force_finds(event, truth, slack, epsilon):
     exact, claimed = truth(epsilon), delta_pld(event, epsilon)
     assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * slack + 1e-6
 
@@ -165,7 +159,7 @@ def test_the_claim_lies_above_what_brute_force_finds(
         lambda: Composed((POISSON,), unit=PrivacyUnit.EXAMPLE),  # hides the unit of its parts
     ],
 )
-def test_impossible_parameters_are_refused(make: Callable[[], MechanismEvent]) -> None:
+def test_impossible_parameters_are_refused(make):
     with pytest.raises(BadInput):
         make()
 
@@ -185,26 +179,26 @@ def test_impossible_parameters_are_refused(make: Callable[[], MechanismEvent]) -
     ],
     ids=str,
 )
-def test_unknown_kinds_versions_and_fields_are_refused(change: dict[str, object]) -> None:
+def test_unknown_kinds_versions_and_fields_are_refused(change):
     with pytest.raises(BadInput):
         MechanismEvent.from_json(POISSON.to_json() | change)
 
 
-def test_a_missing_field_is_refused() -> None:
+def test_a_missing_field_is_refused():
     data = Unaccounted("x").to_json()
     del data["reason"]
     with pytest.raises(BadInput, match="reason"):
         MechanismEvent.from_json(data)
 
 
-def test_each_kind_has_its_neighbours() -> None:
+def test_each_kind_has_its_neighbours():
     relations = {event.kind: event.relation for event in EXAMPLES if not event.parts}
     assert relations.pop("fixed_size_gaussian") is NeighboringRelation.REPLACE
     assert relations.pop("shuffled_gaussian") is NeighboringRelation.ZERO_OUT
     assert set(relations.values()) == {NeighboringRelation.ADD_REMOVE}
 
 
-def test_one_charge_covers_several_models_only_where_every_iterate_is_released() -> None:
+def test_one_charge_covers_several_models_only_where_every_iterate_is_released():
     """A composite covers all iterates if its parts do; a selection releases only the best one."""
     covering = {event.kind for event in EXAMPLES if not event.parts and event.covers_every_iterate}
     assert covering == {
@@ -220,7 +214,7 @@ def test_one_charge_covers_several_models_only_where_every_iterate_is_released()
     assert not any(selection.covers_every_iterate for selection in selections)
 
 
-def test_examples_of_different_lengths_do_not_compose() -> None:
+def test_examples_of_different_lengths_do_not_compose():
     short, long = (POISSON.stating(PrivacyUnit.EXAMPLE, words) for words in (64, 256))
     with pytest.raises(BadInput, match=r"example of 64 words.*example of 256 words"):
         compose(short, long)

@@ -56,7 +56,7 @@ def fits(noise: NDArray[np.floating], sigma: float) -> float:
 KEY_SEED = PrivacySeed.fixed("noise")
 
 
-def test_a_key_is_a_function_of_everything_it_is_bound_to() -> None:
+def test_a_key_is_a_function_of_everything_it_is_bound_to():
     base = noise_key(KEY_SEED, b"manifest", 3, "encoder/0/kernel")
     assert base.shape == (32,)
     assert base.dtype == np.uint8
@@ -71,7 +71,7 @@ def test_a_key_is_a_function_of_everything_it_is_bound_to() -> None:
 
 
 @pytest.mark.parametrize("block", [0, 3, 2**40 + 1])
-def test_keystream_equals_test_vectors_of_the_standard(block: int) -> None:
+def test_keystream_equals_test_vectors_of_the_standard(block):
     """By NIST SP 800-38D, each 128 bits encrypt a nonce and a counter that starts at 2."""
     key = np.arange(32, dtype=np.uint8)
     ecb = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor()  # noqa: S305
@@ -87,7 +87,7 @@ def test_keystream_equals_test_vectors_of_the_standard(block: int) -> None:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(("sigma", "clip"), [(0.01, 1.0), (1.0, 0.3), (37.5, 2.0)])
-def test_noise_has_its_scale_and_no_other(sigma: float, clip: float) -> None:
+def test_noise_has_its_scale_and_no_other(sigma, clip):
     noise = noised(zeros(60_000), sigma=sigma, clip=clip, divisor=5.0) * 5
     assert noise.dtype == np.float32
     assert fits(noise, sigma * clip) > 1e-4
@@ -96,7 +96,7 @@ def test_noise_has_its_scale_and_no_other(sigma: float, clip: float) -> None:
 
 
 @pytest.mark.statistical
-def test_updates_variables_blocks_and_places_are_independent() -> None:
+def test_updates_variables_blocks_and_places_are_independent():
     noises = [
         lattice_noise(noise_key(SEED, MANIFEST, t, v), 60_000, b) / DEVIATION
         for t in (0, 1)
@@ -115,7 +115,7 @@ def test_updates_variables_blocks_and_places_are_independent() -> None:
 
 
 @pytest.mark.statistical
-def test_the_tail_is_there() -> None:
+def test_the_tail_is_there():
     noise = np.abs(lattice_noise(KEY, 4_000_000)) / DEVIATION
     for far in (3.5, 4.0, 4.5):  # rectangles end at 4
         expected = len(noise) * 2 * stats.norm.sf(far)
@@ -126,7 +126,7 @@ def test_the_tail_is_there() -> None:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("modulus", [2, 3, 7, 16, 1000])
-def test_every_place_is_reached_low_bits_and_all(modulus: int) -> None:
+def test_every_place_is_reached_low_bits_and_all(modulus):
     drawn = lattice_noise(KEY, 400_000)
     seen = np.bincount(drawn % modulus, minlength=modulus)
     assert stats.chisquare(seen).pvalue > 1e-6
@@ -143,14 +143,14 @@ def density(value: int) -> Decimal:
         return at * UNIT * 2 * BIN
 
 
-def test_rectangles_fit_under_the_density_and_leave_less_than_a_unit() -> None:
+def test_rectangles_fit_under_the_density_and_leave_less_than_a_unit():
     for j in (*range(0, module._SLOTS - 1, 37), module._SLOTS - 2):
         inside = module._INSIDE[j]
         assert inside <= density((j + 1) * BIN) < inside + 1
     assert module._INSIDE[-1] == 0  # the outermost bin represents the remainder
 
 
-def test_a_slot_gives_each_bin_exactly_its_mass() -> None:
+def test_a_slot_gives_each_bin_exactly_its_mass():
     masses = np.zeros(module._SLOTS, np.int64)
     for slot, entry in enumerate(module._SLOT.tolist()):
         threshold, other = divmod(entry, module._SLOTS)
@@ -173,7 +173,7 @@ def settled(words: NDArray[np.int32], size: int) -> tuple[NDArray[np.int64], NDA
     return drawn, others[:count]
 
 
-def test_a_coin_at_the_threshold_is_the_other_items() -> None:
+def test_a_coin_at_the_threshold_is_the_other_items():
     """Coins below a slot's threshold select its first item, and all others the second one."""
     thresholds, others = np.divmod(module._SLOT.astype(np.int64), module._SLOTS)
     slots = np.arange(module._SLOTS)
@@ -186,7 +186,7 @@ def test_a_coin_at_the_threshold_is_the_other_items() -> None:
         assert np.array_equal(numbers[sure], expected[sure])
 
 
-def test_the_sign_bit_mirrors_a_magnitude_between_minus_one_and_zero() -> None:
+def test_the_sign_bit_mirrors_a_magnitude_between_minus_one_and_zero():
     """The two signs of a magnitude m give m and −1 − m, so every value has one encoding."""
     words = np.random.default_rng(3).integers(0, 1 << 31, (3, 500)).astype(np.int32)
     words[:2] &= 0x7FFFFFFF
@@ -196,7 +196,7 @@ def test_the_sign_bit_mirrors_a_magnitude_between_minus_one_and_zero() -> None:
     assert np.array_equal(settled(words, 1000)[0], -1 - positive)
 
 
-def test_weights_of_the_remainder_cover_density_above_the_rectangles() -> None:
+def test_weights_of_the_remainder_cover_density_above_the_rectangles():
     weights = module._WEIGHTS
     assert len(weights) * BIN == 15 * DEVIATION
     assert max(weights) < 1 << 53  # exact as floats
@@ -232,7 +232,7 @@ def accepted(place: int, coin: int) -> tuple[bool, bool]:
 @pytest.mark.parametrize(
     "place", [0, 5, -1, BIN - 1, 700 * BIN + 3, -700 * BIN, 3 * DEVIATION + 9, -5 * DEVIATION]
 )
-def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place: int) -> None:
+def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place):
     number = max(place, -1 - place) >> module._BIN
     height = density(place) - int(module._TAIL_BIN[number, 1])
     most = 1 << 64 - module._UNIFORM
@@ -253,9 +253,7 @@ def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place: in
         assert not decide(place, [int(exact), behind + 2**40])
 
 
-def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_draw_continues_after_a_comparison_that_float64_cannot_decide(monkeypatch):
     before, exact = module._draw_tail(KEY, 0, 300), module._reject
     deciding = Mock(wraps=decide)
     monkeypatch.setattr(module, "decide", deciding)
@@ -279,7 +277,7 @@ def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
     assert abs(after).max() < 8 * DEVIATION
 
 
-def test_an_alias_table_is_exact_for_any_masses() -> None:
+def test_an_alias_table_is_exact_for_any_masses():
     generator = np.random.default_rng(5)
     for size, bits in itertools.product((1, 2, 7, 64), (3, 10)):
         cuts = np.sort(generator.integers(0, size << bits, size - 1))
@@ -292,7 +290,7 @@ def test_an_alias_table_is_exact_for_any_masses() -> None:
         assert all(0 <= t < 1 << bits for t in threshold)
 
 
-def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random() -> None:
+def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random():
     """Check the module's first claim by quadrature, at a width with a measurable error."""
     tau = 1.0
     wide = 0.2  # small enough not to hide the error
@@ -318,7 +316,7 @@ def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random() ->
 
 
 @pytest.mark.parametrize("size", [1, 2, 999, 1000, 70_001])
-def test_the_mean_is_rounded_sum_plus_noise_divided(size: int) -> None:
+def test_the_mean_is_rounded_sum_plus_noise_divided(size):
     sums = np.linspace(-3, 3, size).astype(np.float32)
     places = lattice_scale(0.7, 1.5, size)
     whole = np.rint(sums.astype(np.float64) * places) + lattice_noise(KEY, size, 3)
@@ -327,7 +325,7 @@ def test_the_mean_is_rounded_sum_plus_noise_divided(size: int) -> None:
     assert np.array_equal(found, exact)
 
 
-def test_the_rest_is_among_the_values_and_their_places_are_right() -> None:
+def test_the_rest_is_among_the_values_and_their_places_are_right():
     drawn, others = settled(module.noise_words(KEY, 50_000), 50_000)
     assert 4 < len(others) < 60  # one in 2,170 is in the remainder
     mask = np.ones(50_000, bool)
@@ -338,7 +336,7 @@ def test_the_rest_is_among_the_values_and_their_places_are_right() -> None:
     assert np.array_equal(everything[~mask], module._draw_tail(KEY, 0, len(others)))
 
 
-def test_a_sum_out_of_all_proportion_is_cut_and_noised_all_the_same() -> None:
+def test_a_sum_out_of_all_proportion_is_cut_and_noised_all_the_same():
     mean = noised(np.array([3e38, -3e38, np.inf, -np.inf], np.float32))
     assert np.all(np.isfinite(mean))
     assert np.all(np.abs(mean) == pytest.approx(2.0**51 / DEVIATION, rel=1e-4))
@@ -346,9 +344,7 @@ def test_a_sum_out_of_all_proportion_is_cut_and_noised_all_the_same() -> None:
 
 @pytest.mark.parametrize("values", [1, 10**8, 10**9])
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 10.0])
-def test_the_noise_is_the_plans_multiple_of_what_rounding_makes_of_the_clip_norm(
-    sigma: float, values: int
-) -> None:
+def test_the_noise_is_the_plans_multiple_of_what_rounding_makes_of_the_clip_norm(sigma, values):
     places = lattice_scale(sigma, 0.25, values)
     sensitivity = 0.25 * places + 1.5 * math.sqrt(values)
     continuous = math.sqrt(DEVIATION**2 - 16)
@@ -357,7 +353,7 @@ def test_the_noise_is_the_plans_multiple_of_what_rounding_makes_of_the_clip_norm
     assert 1 <= DEVIATION / places / (sigma * 0.25) < 1 + 2e-9 * sigma * math.sqrt(values) * 4
 
 
-def test_rounding_moves_neighbours_apart_by_no_more_than_is_paid_for() -> None:
+def test_rounding_moves_neighbours_apart_by_no_more_than_is_paid_for():
     generator = np.random.default_rng(1)
     one = generator.normal(size=4096).astype(np.float32)
     step = generator.normal(size=4096)
@@ -371,15 +367,13 @@ def test_rounding_moves_neighbours_apart_by_no_more_than_is_paid_for() -> None:
 
 
 @pytest.mark.parametrize("sigma", [1e-320, 1e9])
-def test_a_noise_multiplier_that_no_lattice_can_hold_is_refused(sigma: float) -> None:
+def test_a_noise_multiplier_that_no_lattice_can_hold_is_refused(sigma):
     with pytest.raises(PlanError, match="noise multiplier"):
         lattice_scale(sigma, 1.0, 10**8)
 
 
 @pytest.mark.parametrize("word", [0, 1, -1, 2**31 - 1, -(2**31)])
-def test_the_extreme_words_of_the_first_stream_give_noise(
-    monkeypatch: pytest.MonkeyPatch, word: int
-) -> None:
+def test_the_extreme_words_of_the_first_stream_give_noise(monkeypatch, word):
     def filled(key: NDArray[np.uint8], words: int, block: int) -> NDArray[np.int32]:
         if block >= module._TAIL_BLOCKS:
             return keystream(key, words, block)
@@ -389,7 +383,7 @@ def test_the_extreme_words_of_the_first_stream_give_noise(
     assert np.abs(lattice_noise(KEY, 6)).max() < 8 * DEVIATION
 
 
-def test_the_two_streams_of_a_key_share_no_counter() -> None:
+def test_the_two_streams_of_a_key_share_no_counter():
     blocks = {0, 1, 2**31}
     rest = {block + times * module._TAIL_BLOCKS for block in blocks for times in range(1, 5)}
     assert not blocks & rest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
@@ -16,12 +14,7 @@ from dp_core.privacy.batch_selection import (
     PoissonSampling,
     TruncatedPoissonSampling,
 )
-from dp_core.privacy.execution_plan import (
-    RANGE,
-    AdaptiveClipping,
-    BatchPhase,
-    growing_batches,
-)
+from dp_core.privacy.execution_plan import RANGE, AdaptiveClipping, BatchPhase, growing_batches
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     MechanismEvent,
@@ -33,7 +26,7 @@ from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 
 
-def test_a_schedule_is_executed_and_accounted_phase_by_phase() -> None:
+def test_a_schedule_is_executed_and_accounted_phase_by_phase():
     p = plan_of(schedule=(BatchPhase(10, 100), BatchPhase(5, 200), BatchPhase(1, 400)))
     rates = [p.sampling_rate(t) for t in range(p.steps)]
     assert rates == [100 / 4000] * 10 + [200 / 4000] * 5 + [400 / 4000]
@@ -57,14 +50,14 @@ def test_a_schedule_is_executed_and_accounted_phase_by_phase() -> None:
         (NeighboringRelation.REPLACE, 2),
     ],
 )
-def test_the_clipper_knows_its_sensitivity(relation: NeighboringRelation, factor: int) -> None:
+def test_the_clipper_knows_its_sensitivity(relation, factor):
     clipper = plan_of().clipper()
     assert clipper.sensitivity(relation) == factor * 0.5
     clipper.clip_norm = 0.1  # as adaptive clipping would
     assert clipper.sensitivity(relation) == factor * 0.1
 
 
-def test_noise_is_the_multiple_of_the_clip_norm_that_is_charged() -> None:
+def test_noise_is_the_multiple_of_the_clip_norm_that_is_charged():
     p, seed = plan_of(), PrivacySeed.fixed(1)
     clipper = p.clipper()
     assert p.noise(seed, b"m", 3, clipper) == UpdateNoise(seed, b"m", 3, 1.2, 0.5)
@@ -79,7 +72,7 @@ class ReplaceOne(PoissonSampling):
         return FixedSizeGaussian(declared_units, ((256, 1.2, 300),), unit=unit)
 
 
-def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> None:
+def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit():
     """σ is in clip norms, whereas rounding is relative to the distance of neighbouring sums."""
     p = plan_of(sampling=ReplaceOne())
     noise = p.noise(PrivacySeed.fixed(1), b"m", 0, p.clipper())
@@ -111,12 +104,12 @@ def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> Non
     ],
     ids=str,
 )
-def test_inconsistent_plans_cannot_be_built(changes: dict[str, Any], reason: str) -> None:
+def test_inconsistent_plans_cannot_be_built(changes, reason):
     with pytest.raises(PlanError, match=reason):
         plan_of(**changes)
 
 
-def test_growing_batches_go_by_equal_factors_and_then_stay() -> None:
+def test_growing_batches_go_by_equal_factors_and_then_stay():
     assert growing_batches(128, 1024, 24) == (
         BatchPhase(3, 128),
         BatchPhase(3, 256),
@@ -128,7 +121,7 @@ def test_growing_batches_go_by_equal_factors_and_then_stay() -> None:
         growing_batches(1, 2, 7)
 
 
-def test_the_digest_knows_every_field() -> None:
+def test_the_digest_knows_every_field():
     base = plan_of()
     assert plan_of().digest() == base.digest()
     changes: list[dict[str, Any]] = [

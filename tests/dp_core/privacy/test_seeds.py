@@ -3,7 +3,6 @@ import json
 import os
 import signal
 import stat
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_seed_comes_from_the_operating_system_and_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_seed_comes_from_the_operating_system_and_is_its_owners_alone(tmp_path):
     before = os.umask(0)
     try:
         seed = SeedStore(tmp_path / "seeds").create("a")
@@ -42,22 +41,20 @@ def create_in_a_process(directory: Path, gate: Gate) -> str:
     return SeedStore(directory).create("contended").salted_hash()
 
 
-def test_many_processes_create_one_seed(tmp_path: Path, other_processes: ForkServerContext) -> None:
+def test_many_processes_create_one_seed(tmp_path, other_processes):
     hashes = run_at_once(other_processes, create_in_a_process, [(tmp_path / "seeds",)] * 8)
     assert len(set(hashes)) == 1
     assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["contended.json"]
 
 
-def test_of_two_that_find_no_seed_the_first_draw_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_find_no_seed_the_first_draw_stays(tmp_path, monkeypatch):
     store = SeedStore(tmp_path / "seeds")
     first = store.create("a").salted_hash()
     monkeypatch.setattr(Path, "exists", lambda self: False)  # as in a process that looked earlier
     assert store.create("a").salted_hash() == first
 
 
-def test_the_secret_does_not_show(tmp_path: Path) -> None:
+def test_the_secret_does_not_show(tmp_path):
     seed = SeedStore(tmp_path / "seeds").create("a")
     secret = json.loads((tmp_path / "seeds" / "a.json").read_text())["secret"]
     for shown in (repr(seed), str(seed), f"{seed}", seed.salted_hash(), str([seed])):
@@ -68,7 +65,7 @@ def test_the_secret_does_not_show(tmp_path: Path) -> None:
         copy.deepcopy(seed)  # fails like pickling
 
 
-def test_the_hash_is_salted(tmp_path: Path) -> None:
+def test_the_hash_is_salted(tmp_path):
     one, two = (PrivacySeed(b"x" * 32, salt * 16, known=True) for salt in (b"1", b"2"))
     assert one.salted_hash() != two.salted_hash()
     assert one.salted_hash().split(":")[1] != two.salted_hash().split(":")[1]
@@ -76,7 +73,7 @@ def test_the_hash_is_salted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("right", [0o640, 0o604, 0o666])
-def test_a_seed_that_others_can_read_is_refused(tmp_path: Path, right: int) -> None:
+def test_a_seed_that_others_can_read_is_refused(tmp_path, right):
     store = SeedStore(tmp_path / "seeds")
     store.create("a")
     (tmp_path / "seeds" / "a.json").chmod(right)
@@ -84,14 +81,14 @@ def test_a_seed_that_others_can_read_is_refused(tmp_path: Path, right: int) -> N
         store.get("a")
 
 
-def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_read_is_refused(tmp_path):
     (tmp_path / "seeds").mkdir(mode=0o755)
     with pytest.raises(BadInput, match="chmod 700"):
         SeedStore(tmp_path / "seeds").create("a")
     assert list((tmp_path / "seeds").iterdir()) == []
 
 
-def test_a_broken_file_is_refused_without_showing_it(tmp_path: Path) -> None:
+def test_a_broken_file_is_refused_without_showing_it(tmp_path):
     store = SeedStore(tmp_path / "seeds")
     store.create("a")
     path = tmp_path / "seeds" / "a.json"
@@ -105,20 +102,18 @@ def test_a_broken_file_is_refused_without_showing_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "../a", "a/b", ".hidden", "x" * 129, "a\n"])
-def test_a_key_is_a_plain_name(tmp_path: Path, key: str) -> None:
+def test_a_key_is_a_plain_name(tmp_path, key):
     with pytest.raises(BadInput):
         SeedStore(tmp_path).create(key)
 
 
-def test_too_short_a_secret_is_refused() -> None:
+def test_too_short_a_secret_is_refused():
     with pytest.raises(BadInput, match="128 bits"):
         PrivacySeed(b"x" * 15, b"", known=True)
 
 
 @given(st.lists(PARTS, max_size=4), st.lists(PARTS, max_size=4))
-def test_different_contexts_give_different_bytes(
-    one: list[bytes | str | int], two: list[bytes | str | int]
-) -> None:
+def test_different_contexts_give_different_bytes(one, two):
     seed = PrivacySeed.fixed(0)
     same = [(type(p), p) for p in one] == [(type(p), p) for p in two]
     assert (seed.derive("p", *one) == seed.derive("p", *two)) == same
@@ -130,7 +125,7 @@ def test_derived_bytes_do_not_change_between_releases() -> None:
     assert derived.hex() == "4f9982721147012903da9546f4b153d3a780e7609030ec3ef718dbf4ad451be9"
 
 
-def test_the_folder_remembers_the_first_ledger_and_no_other(tmp_path: Path) -> None:
+def test_the_folder_remembers_the_first_ledger_and_no_other(tmp_path):
     seeds = SeedStore(tmp_path / "seeds")
     assert seeds.remembered_ledger() is None
     seeds.create("entry")
@@ -159,9 +154,7 @@ def die_at_link(directory: Path, nameless: bool, after: bool) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("nameless", [True, False])
-def test_a_kill_leaves_no_second_copy_of_a_seed(
-    tmp_path: Path, other_processes: ForkServerContext, nameless: bool, after: bool
-) -> None:
+def test_a_kill_leaves_no_second_copy_of_a_seed(tmp_path, other_processes, nameless, after):
     folder = tmp_path / "seeds"
     run_until_killed(other_processes, die_at_link, folder, nameless, after)
     if nameless:
@@ -175,7 +168,7 @@ def test_a_kill_leaves_no_second_copy_of_a_seed(
     assert (folder / "a.json").exists() == after
 
 
-def test_what_another_process_is_writing_is_left_alone(tmp_path: Path) -> None:
+def test_what_another_process_is_writing_is_left_alone(tmp_path):
     (tmp_path / "seeds").mkdir(mode=0o700)
     (tmp_path / "seeds" / ".a.0123456789abcdef").touch()
     SeedStore(tmp_path / "seeds").create("b")

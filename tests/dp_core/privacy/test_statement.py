@@ -24,7 +24,7 @@ TRAINING = PoissonGaussian.single(0.064, 1.5, 100, unit=PATIENT)
 BOTH = [release("L-17", VOCABULARY, 1e-7), release("L-18", TRAINING, 1e-6)]
 
 
-def test_it_states_the_composition_in_words_and_in_data() -> None:
+def test_it_states_the_composition_in_words_and_in_data():
     statement = privacy_statement(BOTH)
     total = epsilon_pld(compose(VOCABULARY, TRAINING), 1.1e-6)
     assert statement.epsilon == pytest.approx(total)
@@ -39,7 +39,7 @@ def test_it_states_the_composition_in_words_and_in_data() -> None:
     assert "Not private" not in statement.words
 
 
-def test_a_known_seed_is_said_and_voids_the_claim() -> None:
+def test_a_known_seed_is_said_and_voids_the_claim():
     statement = privacy_statement([release("L-1", TRAINING, seed_known=True)])
     assert "Not private: known seed" in statement.words
     assert (statement.data["seed_known"], statement.data["private"]) == (True, False)
@@ -47,7 +47,7 @@ def test_a_known_seed_is_said_and_voids_the_claim() -> None:
     assert "secret and was used" not in statement.words
 
 
-def test_whether_the_releases_were_fixed_together_is_said() -> None:
+def test_whether_the_releases_were_fixed_together_is_said():
     together = [r.model_copy(update={"plan": "run-1"}) for r in BOTH]
     planned, unplanned = privacy_statement(together), privacy_statement(BOTH)
     assert planned.data["one_plan"] and not unplanned.data["one_plan"]
@@ -58,7 +58,7 @@ def test_whether_the_releases_were_fixed_together_is_said() -> None:
     assert "plan" not in "".join(privacy_statement(BOTH[:1]).data["assumptions"])
 
 
-def test_words_and_data_rest_on_the_same() -> None:
+def test_words_and_data_rest_on_the_same():
     statement = privacy_statement(BOTH)
     for said in statement.data["assumptions"]:
         assert f"- {said}" in statement.words
@@ -67,13 +67,13 @@ def test_words_and_data_rest_on_the_same() -> None:
     assert "others that were made from the same text" in statement.words
 
 
-def test_made_up_text_is_said() -> None:
+def test_made_up_text_is_said():
     assert "made up" in privacy_statement(BOTH, made_up=True).words
     assert privacy_statement(BOTH, made_up=True).data["made_up"] is True
     assert "made up" not in privacy_statement(BOTH).words
 
 
-def test_training_without_privacy_is_said() -> None:
+def test_training_without_privacy_is_said():
     free = Unaccounted("non-private pre-training", unit=PATIENT)
     statement = privacy_statement([*BOTH, release("L-19", free, 0.0001)])
     assert statement.epsilon == math.inf
@@ -83,7 +83,7 @@ def test_training_without_privacy_is_said() -> None:
     json.dumps(statement.data, allow_nan=False)
 
 
-def test_guarantees_of_different_units_have_no_total() -> None:
+def test_guarantees_of_different_units_have_no_total():
     shuffled = release("L-20", ShuffledGaussian(2.0, 3, unit=PATIENT))
     statement = privacy_statement([BOTH[0], shuffled])
     assert statement.epsilon is None
@@ -91,11 +91,11 @@ def test_guarantees_of_different_units_have_no_total() -> None:
     assert statement.data["private"] is False
 
 
-def test_without_private_text_there_is_nothing_to_claim() -> None:
+def test_without_private_text_there_is_nothing_to_claim():
     assert "No private text" in privacy_statement([]).words
 
 
-def test_each_data_set_has_a_separate_claim() -> None:
+def test_each_data_set_has_a_separate_claim():
     data = privacy_statement([*BOTH, release("L-3", TRAINING, dataset="letters")]).data
     (other,) = data["others"]
     assert (data["dataset"], other["dataset"]) == ("notes", "letters")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -33,7 +31,7 @@ def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
 
 @pytest.mark.parametrize("mu", [0.1, 1.0])
 @pytest.mark.parametrize("fpr", [1e-3, 1e-2, 0.5])
-def test_of_a_gaussian_it_is_the_likelihood_ratio_test(mu: float, fpr: float) -> None:
+def test_of_a_gaussian_it_is_the_likelihood_ratio_test(mu, fpr):
     """TPR = Φ(Φ⁻¹(FPR) + μ) by Dong, Roth and Su 2022, equation 6."""
     best = norm.cdf(norm.ppf(fpr) + mu)
     found = tpr_ceiling(Gaussian(1 / mu), fpr)
@@ -43,7 +41,7 @@ def test_of_a_gaussian_it_is_the_likelihood_ratio_test(mu: float, fpr: float) ->
 
 
 @pytest.mark.parametrize("with_unit", [True, False])
-def test_no_attack_on_a_sampled_sum_passes_it(with_unit: bool) -> None:
+def test_no_attack_on_a_sampled_sum_passes_it(with_unit):
     """Compare with the best test of one Poisson-sampled Gaussian, in each direction, on a grid."""
     rate, sigma, fpr = 0.2, 1.0, 0.01
     edges = np.linspace(-12, 13, 100_001)
@@ -60,7 +58,7 @@ def test_no_attack_on_a_sampled_sum_passes_it(with_unit: bool) -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-3), (2.0, 1e-5)])
-def test_of_one_guarantee_it_is_randomised_response(epsilon: float, delta: float) -> None:
+def test_of_one_guarantee_it_is_randomised_response(epsilon, delta):
     """The dominating pair attains the ceiling, with outcomes in order of likelihood ratio."""
     yes = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
     no = (1 - delta) / (1 + math.exp(epsilon))
@@ -73,14 +71,14 @@ def test_of_one_guarantee_it_is_randomised_response(epsilon: float, delta: float
 
 
 @pytest.mark.parametrize("fpr", [-0.1, 1.1, math.nan])
-def test_a_rate_is_within_0_and_1(fpr: float) -> None:
+def test_a_rate_is_within_0_and_1(fpr):
     with pytest.raises(BadInput):
         tpr_ceiling(Gaussian(1.0), fpr)
     with pytest.raises(BadInput):
         PrivacyProfile.of_claim(1.0, 0.0).true_positive_rate(fpr)
 
 
-def test_impossible_epsilon_delta_pairs_are_refused() -> None:
+def test_impossible_epsilon_delta_pairs_are_refused():
     with pytest.raises(BadInput):
         PrivacyProfile.of_claim(-1.0, 0.0).true_positive_rate(0.1)
     with pytest.raises(BadInput):

@@ -1,7 +1,5 @@
 """Two logical devices, set before TensorFlow starts; a small token store; a small plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

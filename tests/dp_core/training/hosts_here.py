@@ -1,7 +1,5 @@
 """Hosts of a training in this process; as in Ray, they receive everything by pickles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tools for tests of noised updates: trainers, the gradient that reaches one, and its law."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from contextlib import suppress
@@ -24,13 +22,7 @@ from dp_core.privacy.noise_addition import noised_means
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import loop
 from dp_core.training import trainer as trainer_module
-from dp_core.training.batches import (
-    Batches,
-    ShuffledRows,
-    SingleRows,
-    UnitRows,
-    masked_examples,
-)
+from dp_core.training.batches import Batches, ShuffledRows, SingleRows, UnitRows, masked_examples
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.gradient_sources import (
     GradientHosts,

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from types import SimpleNamespace
@@ -25,11 +23,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import batches as rows
 from dp_core.training.batches import Batches
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import (
-    EvaluationHook,
-    OrdinaryUpdates,
-    PrivateUpdates,
-)
+from dp_core.training.loop import EvaluationHook, OrdinaryUpdates, PrivateUpdates
 from dp_core.training.objectives import mlm_accuracy
 from dp_core.training.trainer import Trainer
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -159,7 +157,7 @@ def chain(words: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("words", [1, 2, 5])
-def test_loss_equals_enumeration_of_all_paths(words: int) -> None:
+def test_loss_equals_enumeration_of_all_paths(words):
     emissions, transitions = chain(words, words)
     paths = list(itertools.product(range(TAGS), repeat=words))
     scores = np.array([path_score(emissions, transitions, path) for path in paths])
@@ -179,7 +177,7 @@ def test_loss_equals_enumeration_of_all_paths(words: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_best_tags_equal_enumeration_of_allowed_paths(seed: int) -> None:
+def test_best_tags_equal_enumeration_of_allowed_paths(seed):
     rng = np.random.default_rng(seed)
     words = int(rng.integers(1, 6))
     emissions, transitions = chain(words, seed)

@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from dp_core.training.batches import Batches, ShuffledRows, SingleRows
 from dp_core.training.devices import strategy_for
 from dp_core.training.trainer import AdamW, Trainer
 
-SEED = PrivacySeed.fixed(0)
+SEED, CLIPPED = PrivacySeed.fixed(0), Clipper(0.5)
 
 
 def batches_of(store, updates=3, rows=6):
@@ -37,11 +36,19 @@ def update(trainer, *, t=0, sigma=None, batches=(), divisor=1.0, rate=0.1):
     return flat({name: weights[name] for name in trainer.names})
 
 
+@cache
+def _recorder(config, clipper, device, precision):
+    """Return a trainer and its initial weights; tests share its compiled functions."""
+    trainer = trainer_of(config, RECORDER, clipper, device=device, precision=precision)
+    return trainer, trainer.trained_weights()
+
+
 def recorded(config, clipper=None, *, device="cpu", precision="float32", **changes):
     """Return the gradient that reaches the optimizer."""
-    return update(
-        trainer_of(config, RECORDER, clipper, device=device, precision=precision), **changes
-    )
+    trainer, weights = _recorder(config, clipper, device, precision)
+    trainer.clear()
+    trainer.set_weights(weights)
+    return update(trainer, **changes)
 
 
 @pytest.mark.statistical
@@ -69,12 +76,12 @@ def test_noise_is_only_on_trained_parameters_with_the_variance_of_the_plan(confi
 
 
 def test_noise_is_added_to_the_clipped_sum_and_is_the_same_on_two_devices(config, store):
-    clipper, batches = Clipper(0.5), batches_of(store)
+    batches = batches_of(store)
     (one, noise), (two, noise_on_two) = (
-        (recorded(config, clipper, device=device, sigma=1.6, batches=b) for b in (batches, ()))
+        [recorded(config, CLIPPED, device=device, sigma=1.6, batches=b) for b in (batches, ())]
         for device in ("cpu", "mock-tpu:2")
     )
-    silent = recorded(config, clipper, batches=batches)
+    silent = recorded(config, CLIPPED, batches=batches)
     np.testing.assert_array_equal(noise, noise_on_two)
     np.testing.assert_allclose(one, two, atol=2e-6)
     np.testing.assert_allclose(one, silent + noise, atol=2e-6)
@@ -138,13 +145,13 @@ WITHOUT_TOOLBOX = pytest.mark.skipif(
 )
 def test_all_clipping_engines_train_the_same(config, store, device, engine):
     batches = batches_of(store, updates=1)
-    fast = recorded(config, Clipper(0.5), batches=batches)
+    fast = recorded(config, CLIPPED, batches=batches)
     assert np.linalg.norm(fast) > 0.5
     slow = recorded(config, ReferenceClipper(0.5, engine), device=device, batches=batches)
     np.testing.assert_allclose(slow, fast, atol=2e-5)
 
 
-@pytest.mark.parametrize("clipper", [None, Clipper(0.5)], ids=["ordinary", "private"])
+@pytest.mark.parametrize("clipper", [None, CLIPPED], ids=["ordinary", "private"])
 def test_bfloat16_products_train_nearly_the_same_on_any_layout(config, store, clipper):
     batches = batches_of(store, updates=1)
     exact, rough, dealt = (

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +18,7 @@ def tokenizer() -> Tokenizer:
     return byte_level.learn(COUNTS, 300)
 
 
-def test_vocabulary_equals_tokenizers_on_the_same_text() -> None:
+def test_vocabulary_equals_tokenizers_on_the_same_text():
     text = "the theme of the thesis is then these things, the THE The " * 3 + "pain pains painful"
     counts: dict[str, int] = {}
     for word in byte_level.split_words(text):
@@ -41,14 +37,14 @@ def test_vocabulary_equals_tokenizers_on_the_same_text() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=40))
-def test_every_text_is_encoded_and_decoded_unchanged(text: str) -> None:
+def test_every_text_is_encoded_and_decoded_unchanged(text):
     tokenizer = byte_level.learn(COUNTS, 300)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert not set(ids) & set(range(5))
     assert tokenizer.decode(ids) == text
 
 
-def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
+def test_invalid_vocabularies_are_refused(tmp_path):
     with pytest.raises(BadInput, match="no word"):
         byte_level.learn({}, 300)
     with pytest.raises(BadInput, match="Use 261 or more"):

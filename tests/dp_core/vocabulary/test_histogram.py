@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -25,7 +23,7 @@ from dp_core.vocabulary.selection_calibration import (
 EPSILON, DELTA, N = 0.5178, 1e-9, 256  # from the paper
 
 
-def test_continuous_delta_equals_reference_values() -> None:
+def test_continuous_delta_equals_reference_values():
     assert continuous_delta(N, 166.0, 1136.8, EPSILON) == pytest.approx(1e-9, rel=2e-3)
     # The infimum is C ↓ 1130.9 as σ ↓ 165.14; below that σ no threshold suffices.
     assert continuous_delta(N, 165.145, 1131.0, EPSILON) <= DELTA
@@ -33,7 +31,7 @@ def test_continuous_delta_equals_reference_values() -> None:
     assert continuous_delta(N, 165.13, 1e6, EPSILON) > DELTA
 
 
-def test_target_of_the_paper_gets_the_smallest_threshold() -> None:
+def test_target_of_the_paper_gets_the_smallest_threshold():
     plan = calibrate(EPSILON, DELTA, N, unit=PrivacyUnit.EXAMPLE, declared_units=83_000_000)
     # Continuous C is 1130.9; integers and the discrete tail (half a count) make it 1132.
     assert plan.threshold == 1132
@@ -50,8 +48,8 @@ def test_target_of_the_paper_gets_the_smallest_threshold() -> None:
     [(1.0, 1e-7, 64), (1.0, 1e-6, 1), (6.0, 1e-6, 100), (0.05, 1e-3, 3), (8.0, 1e-3, 300)],
 )
 def test_plan_provides_its_target_and_nearby_sigmas_need_no_smaller_threshold(
-    epsilon: float, delta: float, words: int
-) -> None:
+    epsilon, delta, words
+):
     plan = calibrate(epsilon, delta, words)
     earned = delta_of(words, plan.sigma, plan.threshold, epsilon)
     assert earned <= delta
@@ -61,14 +59,14 @@ def test_plan_provides_its_target_and_nearby_sigmas_need_no_smaller_threshold(
         assert other is None or other >= plan.threshold
 
 
-def test_plan_that_claims_too_much_is_refused() -> None:
+def test_plan_that_claims_too_much_is_refused():
     Counted(N, EPSILON, DELTA, None, None, 166.0, 1138)
     with pytest.raises(PlanError, match=r"1\.01e-09"):
         Counted(N, EPSILON, DELTA, None, None, 166.0, 1137)  # the continuous formulas allow it
 
 
-def test_paper_mode_states_printed_and_true_delta() -> None:
-    """The other figures are rows of the paper's table (`test_hoory2021.py`)."""
+def test_paper_mode_states_printed_and_true_delta():
+    """The other figures are rows of the paper's table (`test_paper_table.py`)."""
     paper = paper_parameters()
     assert paper.lone_word == pytest.approx(4.6e-7, rel=0.01)
     assert paper.right_delta <= 1e-9
@@ -83,9 +81,7 @@ def test_paper_mode_states_printed_and_true_delta() -> None:
         *((epsilon, 1e-9, 256) for epsilon in (1e-300, 1e-9, 1e3, 1e300)),
     ],
 )  # fmt: skip
-def test_targets_that_no_noise_reaches_are_refused(
-    epsilon: float, delta: float, words: int
-) -> None:
+def test_targets_that_no_noise_reaches_are_refused(epsilon, delta, words):
     with pytest.raises(BadInput):
         calibrate(epsilon, delta, words)
 
@@ -112,7 +108,7 @@ def enumerated_epsilon(sigma: float, threshold: int, delta: float) -> float:
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-7, 1e-9])
 @pytest.mark.parametrize("wish", WISHES)
-def test_profile_of_one_word_per_unit_equals_enumeration(wish: float, delta: float) -> None:
+def test_profile_of_one_word_per_unit_equals_enumeration(wish, delta):
     plan = calibrate(wish, delta, 1)
     truth = enumerated_epsilon(plan.sigma, plan.threshold, delta)
     charged = epsilon_pld(plan.event(), delta)
@@ -131,15 +127,13 @@ def test_profile_of_one_word_per_unit_equals_enumeration(wish: float, delta: flo
         (10.0, 5000, 1e-5),
     ],
 )
-def test_charged_epsilon_equals_requested_epsilon(wish: float, words: int, delta: float) -> None:
+def test_charged_epsilon_equals_requested_epsilon(wish, words, delta):
     charged = epsilon_pld(calibrate(wish, delta, words).event(), delta)
     assert 0.995 * wish <= charged <= wish
 
 
 @pytest.mark.parametrize(("sigma", "threshold", "delta"), [(5.6556, 32, 1e-5), (1.3768, 8, 1e-5)])
-def test_epsilon_and_delta_are_inverse_functions(
-    sigma: float, threshold: int, delta: float
-) -> None:
+def test_epsilon_and_delta_are_inverse_functions(sigma, threshold, delta):
     """Includes cases with little noise, where much of δ is at the largest finite loss."""
     event = ThresholdedHistogram(128 if threshold > 8 else 1, sigma, threshold)
     epsilon = epsilon_pld(event, delta)
@@ -147,7 +141,7 @@ def test_epsilon_and_delta_are_inverse_functions(
     assert delta_pld(event, 0.995 * epsilon) > delta
 
 
-def test_plan_charged_above_the_target_gets_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_charged_above_the_target_gets_more_noise(monkeypatch):
     """The accounting corrects a search that finds too little noise."""
     monkeypatch.setattr(selection_calibration, "_WITHIN", 1.01)
     sigma, threshold = selection_calibration._charged_at_most.__wrapped__(2.0, 1e-7, 32)
@@ -175,7 +169,7 @@ def release(
     return plan.release([units], seed, context)
 
 
-def test_threshold_is_inclusive() -> None:
+def test_threshold_is_inclusive():
     counts = {"a": 100}
     noised = release(counts, plan(1.0, 1), SEED, b"x")["a"]
     assert release(counts, plan(1.0, noised), SEED, b"x") == {"a": noised}
@@ -183,7 +177,7 @@ def test_threshold_is_inclusive() -> None:
 
 
 @pytest.mark.statistical
-def test_noise_has_the_sigma_of_the_plan() -> None:
+def test_noise_has_the_sigma_of_the_plan():
     """Variance of the noise, at six standard errors: σ passes, 2/3 σ and 3/2 σ do not."""
     words = [f"w{i}" for i in range(4000)]
     counts = dict.fromkeys(words, 1000)

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import stat
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ def named(sets: UnitSets, items: list[str]) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("unit", PrivacyUnit)
-def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUnit) -> None:
+def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path, unit):
     rng = np.random.default_rng(0)
     notes = (" ".join(f"w{w}" for w in rng.integers(0, 60, 40)) for _ in range(90))
     documents = (Document(str(i), f"p{i % 20}", f"Café {note}.") for i, note in enumerate(notes))
@@ -47,7 +44,7 @@ def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUn
     assert str(units) not in str(caught.value)
 
 
-def test_items_of_a_unit_are_sorted_for_any_other_units() -> None:
+def test_items_of_a_unit_are_sorted_for_any_other_units():
     held = {f"u{i}": [f"w{(i * k) % 23}" for k in range(9, 0, -1)] for i in range(40)}
     for units in (held, dict(reversed(held.items()))):
         sets = item_sets(units.items(), 6, b"k")
@@ -72,12 +69,7 @@ def sets_of_shards(held: list[list[set[str]]]) -> list[ItemSets]:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(SHARDS, st.sampled_from([0, 300, 1 << 20]))
-def test_gathered_shards_equal_brute_force(
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    held: list[list[set[str]]],
-    limit: int,
-) -> None:
+def test_gathered_shards_equal_brute_force(tmp_path_factory, monkeypatch, held, limit):
     monkeypatch.setattr(item_sets_module, "_BATCH", 2)  # so that everything is split
     monkeypatch.setattr(item_sets_module, "_TOGETHER", 4)
     folder = tmp_path_factory.mktemp("sets") / "gathered"
@@ -97,7 +89,7 @@ def test_gathered_shards_equal_brute_force(
     assert not folder.exists()
 
 
-def test_spilled_files_are_private_and_removed(tmp_path: Path) -> None:
+def test_spilled_files_are_private_and_removed(tmp_path):
     folder = tmp_path / "gathered"
     shards = sets_of_shards([[{"a", "b"}, {"b"}], [{"c"}], [{"a"}]])
     first = sum(getattr(shards[0], name).nbytes for name in ("items", "members", "starts"))
@@ -117,7 +109,7 @@ def test_spilled_files_are_private_and_removed(tmp_path: Path) -> None:
         assert gathered.named(np.array([1])) == ["b"]
 
 
-def test_folder_is_removed_even_if_the_step_fails(tmp_path: Path) -> None:
+def test_folder_is_removed_even_if_the_step_fails(tmp_path):
     with pytest.raises(RuntimeError), GatheredSets(tmp_path / "gathered", limit=0) as gathered:
         gathered.extend([sets_of_shards([[{"a"}]])[0]])
         assert list(tmp_path.iterdir())
@@ -125,7 +117,7 @@ def test_folder_is_removed_even_if_the_step_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_shard_with_unbounded_units_is_refused(tmp_path: Path) -> None:
+def test_shard_with_unbounded_units_is_refused(tmp_path):
     """Even after a bounded shard: the loosest bound of the two would hide it."""
     bounded, other = sets_of_shards([[{"a"}], [{"b"}]])
     gathered = GatheredSets(tmp_path / "sets")

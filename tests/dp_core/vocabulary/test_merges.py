@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -46,7 +44,7 @@ def made_up(seed: int) -> tuple[dict[str, int], list[str], int]:
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_word_pieces_equal_tokenizers(block: int) -> None:
+def test_word_pieces_equal_tokenizers(block):
     for seed in range(40 * block, 40 * (block + 1)):
         words, letters, size = made_up(seed)
         base = [*SPECIAL, *letters, *("##" + c for c in letters)]
@@ -56,7 +54,7 @@ def test_word_pieces_equal_tokenizers(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_byte_pairs_equal_tokenizers_in_order(block: int) -> None:
+def test_byte_pairs_equal_tokenizers_in_order(block):
     for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
         words, letters, size = made_up(seed)
         base = [*SPECIAL, *letters]
@@ -67,19 +65,19 @@ def test_byte_pairs_equal_tokenizers_in_order(block: int) -> None:
         assert [list(m) for m in merges] == json.loads(learner.to_str())["model"]["merges"], seed
 
 
-def test_counts_of_any_size_are_exact() -> None:
+def test_counts_of_any_size_are_exact():
     """A difference of one in 10¹⁸ decides; a scaled count would be a tie."""
     large = {"ab": 10**18, "cd": 10**18 + 1}
     assert learn_merges(large, list("abcd"), 5)[0][-1] == "cd"
     assert learn_merges(large | {"cd": 10**18}, list("abcd"), 5)[0][-1] == "ab"
 
 
-def test_characters_outside_the_alphabet_are_left_out() -> None:
+def test_characters_outside_the_alphabet_are_left_out():
     tokens, merges = learn_merges({"axb": 5, "ab": 1}, ["a", "b"], 9)
     assert (tokens, merges) == (["a", "b", "ab"], [("a", "b")])
 
 
-def test_vocabulary_does_not_exceed_its_size() -> None:
+def test_vocabulary_does_not_exceed_its_size():
     words = {"abcd": 3, "bcd": 2}
     for size in range(4, 9):
         assert len(learn_merges(words, list("abcd"), size)[0]) == min(size, 7)
@@ -87,7 +85,7 @@ def test_vocabulary_does_not_exceed_its_size() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_words_take_less_than_a_minute() -> None:
+def test_a_hundred_thousand_words_take_less_than_a_minute():
     rng = random.Random(0)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "ar", "en")]
     words: dict[str, int] = {}
@@ -101,7 +99,7 @@ def test_a_hundred_thousand_words_take_less_than_a_minute() -> None:
     assert time.process_time() - started < 60
 
 
-def test_whole_words_take_at_most_three_quarters_of_the_room_in_order() -> None:
+def test_whole_words_take_at_most_three_quarters_of_the_room_in_order():
     counts = {"a": 9, "ab": 8, "bc": 7, "cd": 6, "de": 5, "ef": 4}
     left, tokens = whole_words_apart(counts, ["[PAD]", "a"], 6, ["a", "de", "zz", "bc", "cd"])
     assert tokens == ["[PAD]", "a", "de", "zz", "bc"]

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from dp_core.vocabulary import byte_level, subwords, wordpiece
 WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
 
 
-def test_fit_equals_a_hand_computed_example() -> None:
+def test_fit_equals_a_hand_computed_example():
     tokenizer = wordpiece.learn({"pain": 50, "arm": 40, "s": 1}, 80)
     found = subwords.fit(tokenizer, ["Pain pains,", "arm ?"])
     # pain | pain ##s | [UNK] for the comma | arm | [UNK]: five words, six tokens
@@ -24,19 +21,19 @@ def test_fit_equals_a_hand_computed_example() -> None:
     assert subwords.fit(tokenizer, ["", " "]) is None
 
 
-def test_byte_level_vocabulary_has_no_unknown_words() -> None:
+def test_byte_level_vocabulary_has_no_unknown_words():
     tokenizer = byte_level.learn({"Ġpain": 9, "arm": 5}, 300)
     found = subwords.fit(tokenizer, ["arm pain\udc80 leg"])  # arm, Ġpain, ?, and Ġ l e g
     assert found == subwords.Fit(coverage=3 / 4, fertility=7 / 4, unknown=0)
 
 
-def test_whole_words_are_single_tokens() -> None:
+def test_whole_words_are_single_tokens():
     tokenizer = wordpiece.learn(WORDS, 200)
     known = subwords.whole_words(WORDS | {"armpit": 1}, tokenizer)
     assert known == {w for w in WORDS if len(tokenizer.encode(w).tokens) == 3}
 
 
-def test_different_vocabularies_have_different_digests() -> None:
+def test_different_vocabularies_have_different_digests():
     one, two = wordpiece.learn(WORDS, 200), wordpiece.learn(WORDS | {"leg": 3}, 200)
     assert subwords.vocabulary_digest(one) == subwords.vocabulary_digest(
         wordpiece.learn(WORDS, 200)
@@ -45,9 +42,7 @@ def test_different_vocabularies_have_different_digests() -> None:
 
 
 @pytest.mark.parametrize(("kind", "size"), [("wordpiece", 90), ("byte-level-bpe", 275)])
-def test_wanted_words_are_single_tokens_and_the_others_are_learned(
-    kind: subwords.SubwordKind, size: int, tmp_path: Path
-) -> None:
+def test_wanted_words_are_single_tokens_and_the_others_are_learned(kind, size, tmp_path):
     counts = {"the": 90, "pain": 50, "pains": 40, "mood": 30, "zymosis": 1}
     learned = subwords.KINDS[kind].learn(counts, size, ["zymosis", "the", "pains"])
     assert learned.get_vocab_size() <= size
@@ -62,9 +57,7 @@ def test_wanted_words_are_single_tokens_and_the_others_are_learned(
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-level-bpe"])
-def test_first_ids_are_special_tokens_and_text_never_contains_them(
-    kind: subwords.SubwordKind, tmp_path: Path
-) -> None:
+def test_first_ids_are_special_tokens_and_text_never_contains_them(kind, tmp_path):
     learned = subwords.KINDS[kind].learn(WORDS, 300, ())
     subwords.KINDS[kind].save(learned, tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -92,19 +85,19 @@ def counted(
     return Counter(dict(zip(shard.items.to_pylist(), held, strict=True)))
 
 
-def test_excluded_public_words_make_room_for_others() -> None:
+def test_excluded_public_words_make_room_for_others():
     counts = counted(["the of and pain arm"] * 20, 2, {"the", "of", "and"})
     assert counts == {"pain": 20, "arm": 20}
 
 
-def test_word_is_excluded_in_the_form_in_which_it_is_counted() -> None:
+def test_word_is_excluded_in_the_form_in_which_it_is_counted():
     """`PAIN` and `Pain` are the public word `pain`; in GPT-2, ` pain` and `pain` differ."""
     assert set(counted(["PAIN Páin pain. Fever"], 9, {"pain", "."})) == {"fever"}
     cased = counted(["pain pain Pain"], 9, {"Ġpain"}, byte_level.split_words)
     assert set(cased) == {"pain", "ĠPain"}
 
 
-def test_words_of_two_sources_alternate_without_a_common_scale() -> None:
+def test_words_of_two_sources_alternate_without_a_common_scale():
     public = {"the": 900, "of": 800, "pain": 3}
     for scale in (1, 1000):
         released = {"pain": 40 * scale, "edema": 30 * scale}

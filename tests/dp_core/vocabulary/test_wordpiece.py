@@ -38,7 +38,7 @@ def pieces(tokenizer: Tokenizer) -> list[str]:
     ),
     st.integers(20, 200),
 )  # fmt: skip
-def test_vocabulary_depends_only_on_released_words(released: dict[str, int], size: int) -> None:
+def test_vocabulary_depends_only_on_released_words(released, size):
     tokenizer = wordpiece.learn(released, size)
     found = pieces(tokenizer)
     assert len(found) <= size
@@ -48,7 +48,7 @@ def test_vocabulary_depends_only_on_released_words(released: dict[str, int], siz
     assert {c for piece in found[5:] for c in piece.removeprefix("##")} <= characters
 
 
-def test_remaining_room_is_for_parts_of_all_words() -> None:
+def test_remaining_room_is_for_parts_of_all_words():
     """Parts of known words spell unknown ones, although known words are whole tokens."""
     counts = {"amoxicillin": 9, "penicillin": 8, "ampicillin": 7}
     tokenizer = wordpiece.learn(counts, 400, list(counts))
@@ -59,7 +59,7 @@ def test_remaining_room_is_for_parts_of_all_words() -> None:
     assert parts == ["o", "##x", "##a", "##ci", "##ll", "##in"]
 
 
-def test_released_words_become_pieces_and_unknown_words_are_spelled() -> None:
+def test_released_words_become_pieces_and_unknown_words_are_spelled():
     tokenizer = wordpiece.learn(RELEASED, 200)
     assert tokenizer.encode("The Patients").tokens[-2:] == ["patients", "[SEP]"]
     assert tokenizer.encode("painfulness", add_special_tokens=False).tokens == [
@@ -68,7 +68,7 @@ def test_released_words_become_pieces_and_unknown_words_are_spelled() -> None:
     assert tokenizer.encode("Pain w", add_special_tokens=False).tokens == ["pain", "[UNK]"]
 
 
-def test_equal_histograms_give_equal_vocabularies_in_any_process() -> None:
+def test_equal_histograms_give_equal_vocabularies_in_any_process():
     code = (
         "from dp_core.vocabulary import wordpiece; import json, sys;"
         "v = wordpiece.learn(json.load(sys.stdin), 120).get_vocab();"
@@ -89,13 +89,13 @@ def test_equal_histograms_give_equal_vocabularies_in_any_process() -> None:
     assert len(runs) == 1
 
 
-def test_a_small_vocabulary_keeps_the_most_frequent_characters() -> None:
+def test_a_small_vocabulary_keeps_the_most_frequent_characters():
     found = pieces(wordpiece.learn({"aaa": 100, "bbb": 90, "ccc": 80, "ddd": 1, "eee": 1}, 20))
     assert {"a", "##a", "b", "##b", "c", "##c"} <= set(found)
     assert "d" not in found
 
 
-def test_continuation_flags_mark_tokens_that_continue_a_word() -> None:
+def test_continuation_flags_mark_tokens_that_continue_a_word():
     tokenizer = wordpiece.learn(RELEASED | {"#": 20}, 200)
     mask = wordpiece.continuation_tokens(tokenizer)
     assert mask.dtype == np.bool_
@@ -104,13 +104,13 @@ def test_continuation_flags_mark_tokens_that_continue_a_word() -> None:
     }
 
 
-def test_special_ids_are_read_from_another_vocabulary(tmp_path: Path) -> None:
+def test_special_ids_are_read_from_another_vocabulary(tmp_path):
     words = ["[PAD]", *(f"[unused{i}]" for i in range(99)), *SPECIAL_TOKENS[1:], "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     assert SpecialIds.of(wordpiece.load(tmp_path)) == SpecialIds(0, 100, 101, 102, 103)
 
 
-def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
+def test_invalid_vocabularies_are_refused(tmp_path):
     with pytest.raises(BadInput, match="no word passed"):
         wordpiece.learn({}, 100)
     with pytest.raises(BadInput, match="too few"):
@@ -142,9 +142,7 @@ def learned_elsewhere(added: str, **normalization: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("kept", KEPT_OTHERWISE)
-def test_checkpoint_that_normalizes_otherwise_is_refused_by_its_tokens(
-    kept: str, tmp_path: Path
-) -> None:
+def test_checkpoint_that_normalizes_otherwise_is_refused_by_its_tokens(kept, tmp_path):
     added, normalization = KEPT_OTHERWISE[kept]
     otherwise = learned_elsewhere(added, **normalization)
     assert wordpiece.unreachable_share(otherwise) > 2 * wordpiece.MOST_UNREACHABLE
@@ -166,18 +164,14 @@ def test_checkpoint_that_normalizes_otherwise_is_refused_by_its_tokens(
         ("tokenizer.json", {"normalizer": {"handle_chinese_chars": False}}),
     ],
 )
-def test_checkpoint_that_states_another_normalization_is_refused(
-    file: str, settings: dict[str, object], tmp_path: Path
-) -> None:
+def test_checkpoint_that_states_another_normalization_is_refused(file, settings, tmp_path):
     (tmp_path / file).write_text(json.dumps(settings))
     with pytest.raises(BadInput, match=f"is false in {file}"):
         wordpiece.of_folder(tmp_path, [*SPECIAL_TOKENS, "pain"])
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"normalizer": null}', '{"strip_accents": null}'])
-def test_checkpoint_without_stated_normalization_is_judged_by_its_tokens(
-    content: str, tmp_path: Path
-) -> None:
+def test_checkpoint_without_stated_normalization_is_judged_by_its_tokens(content, tmp_path):
     for file in ("tokenizer_config.json", "tokenizer.json"):
         (tmp_path / file).write_text(content)
     assert wordpiece.of_folder(tmp_path, [*SPECIAL_TOKENS, "pain"]).get_vocab_size() == 6

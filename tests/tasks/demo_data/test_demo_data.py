@@ -21,12 +21,12 @@ def corpus() -> list[str]:
     return [d.text for d in notes(PATIENTS, 1)]
 
 
-def test_equal_seeds_give_equal_notes_and_different_seeds_different_notes() -> None:
+def test_equal_seeds_give_equal_notes_and_different_seeds_different_notes():
     assert list(notes(20, 1)) == list(islice(notes(30, 1), len(list(notes(20, 1)))))
     assert {d.text for d in notes(20, 1)}.isdisjoint(d.text for d in notes(20, 2))
 
 
-def test_document_ids_are_unique_and_patients_have_at_most_six_notes() -> None:
+def test_document_ids_are_unique_and_patients_have_at_most_six_notes():
     docs = list(notes(PATIENTS, 1))
     assert len({d.document_id for d in docs}) == len(docs)
     per_patient = Counter(d.patient_id for d in docs)
@@ -36,7 +36,7 @@ def test_document_ids_are_unique_and_patients_have_at_most_six_notes() -> None:
     assert all(d.admission_id.startswith(d.patient_id) for d in docs)
 
 
-def test_notes_have_60_to_150_words_and_a_varied_vocabulary(corpus: list[str]) -> None:
+def test_notes_have_60_to_150_words_and_a_varied_vocabulary(corpus):
     lengths = sorted(len(t.split()) for t in corpus)
     assert lengths[len(lengths) // 20] >= 50
     assert lengths[-len(lengths) // 20] <= 160
@@ -49,7 +49,7 @@ def test_notes_have_60_to_150_words_and_a_varied_vocabulary(corpus: list[str]) -
         assert re.search(sign, text)
 
 
-def test_diseases_of_a_patient_predict_the_drugs_in_the_notes(corpus: list[str]) -> None:
+def test_diseases_of_a_patient_predict_the_drugs_in_the_notes(corpus):
     """Notes that name a disease contain its drugs more than three times as often."""
     notes_by_terms: Counter[tuple[bool, bool]] = Counter()
     for text in corpus:
@@ -65,7 +65,7 @@ def test_diseases_of_a_patient_predict_the_drugs_in_the_notes(corpus: list[str])
     assert share_with_drug(named=True) > 3 * share_with_drug(named=False)
 
 
-def test_sex_and_age_agree_in_all_notes_of_a_patient() -> None:
+def test_sex_and_age_agree_in_all_notes_of_a_patient():
     sexes = defaultdict(set)
     ages = defaultdict(set)
     for d in notes(PATIENTS, 1):
@@ -76,7 +76,7 @@ def test_sex_and_age_agree_in_all_notes_of_a_patient() -> None:
     assert len(set().union(*ages.values())) > 40
 
 
-def test_every_template_expands_without_remaining_braces() -> None:
+def test_every_template_expands_without_remaining_braces():
     rng = Random(0)
     for section in SECTIONS.values():
         for template in section.templates * 5:
@@ -86,7 +86,7 @@ def test_every_template_expands_without_remaining_braces() -> None:
             assert all(t.strip() == t for t, label in spans if label), text
 
 
-def test_tables_refer_only_to_existing_sections_labs_and_drugs() -> None:
+def test_tables_refer_only_to_existing_sections_labs_and_drugs():
     assert {name for kind in NOTE_TYPES for name in kind.fields["sections"]} == set(SECTIONS)
     for condition in CONDITIONS:
         assert len(condition) == 8 and all(condition.values())
@@ -96,7 +96,7 @@ def test_tables_refer_only_to_existing_sections_labs_and_drugs() -> None:
             assert all(phrase(template, Random(1)) for template in condition[field])
 
 
-def test_labelled_sentences_hold_the_entities_of_their_lines() -> None:
+def test_labelled_sentences_hold_the_entities_of_their_lines():
     note = next(labelled_notes(1, 1, "x"))
     for line in note.lines:
         sentence = tokenised(line, "d")
@@ -108,7 +108,7 @@ def test_labelled_sentences_hold_the_entities_of_their_lines() -> None:
         assert labelled == expected
 
 
-def test_test_sentences_contain_both_known_and_unseen_entities() -> None:
+def test_test_sentences_contain_both_known_and_unseen_entities():
     train, test = labelled_sentences(900, seed=3)
     assert (len(train), len(test)) == (900, 240)
     assert labelled_sentences(900, seed=3) == (train, test)
@@ -122,7 +122,7 @@ def test_test_sentences_contain_both_known_and_unseen_entities() -> None:
     assert 0.2 < unseen < 0.7  # memorising the training part is not enough, and not useless
 
 
-def test_labelled_sentences_share_no_note_with_the_corpus() -> None:
+def test_labelled_sentences_share_no_note_with_the_corpus():
     corpus = {d.text for d in notes(200, 3)}
     for stream in ("entities, training", "entities, test"):
         assert corpus.isdisjoint(n.document.text for n in labelled_notes(200, 3, stream))
@@ -132,7 +132,7 @@ def _long_words(texts: list[str]) -> Counter[str]:
     return Counter(w for t in texts for w in split_words(t) if w.isalpha() and len(w) > 3)
 
 
-def test_public_text_shares_few_words_with_the_notes(corpus: list[str]) -> None:
+def test_public_text_shares_few_words_with_the_notes(corpus):
     public = [d.text for d in public_text(400, 1)]
     assert public == [d.text for d in public_text(400, 1)]
     public_words, clinical_words = _long_words(public), _long_words(corpus)
@@ -146,7 +146,7 @@ def upper(name: str) -> list[Span]:
     return [(name.upper(), "label")]
 
 
-def test_choices_nest_and_text_in_a_slot_keeps_its_label() -> None:
+def test_choices_nest_and_text_in_a_slot_keeps_its_label():
     rng = Random(0)
     phrases = {phrase("a (b|c(d|)|) e", rng) for _ in range(200)}
     assert phrases == {"a b e", "a cd e", "a c e", "a  e"}
@@ -154,6 +154,6 @@ def test_choices_nest_and_text_in_a_slot_keeps_its_label() -> None:
 
 
 @pytest.mark.parametrize("template", ["a (b", "a b)", "a {b", "(a|{b)", "{drug}"])
-def test_templates_with_unbalanced_brackets_or_unknown_slots_are_refused(template: str) -> None:
+def test_templates_with_unbalanced_brackets_or_unknown_slots_are_refused(template):
     with pytest.raises(ValueError, match="template"):
         phrase(template, Random(0))

@@ -59,8 +59,8 @@ def test_each_finished_task_is_printed_once(tmp_path, monkeypatch):
 
 def test_points_and_groups_are_printed_by_name_without_unreached_tasks(tmp_path, monkeypatch):
     tasks = [
-        task("training_point.pretraining", "failed", index=0, label="σ=1 · B=256"),
-        task("training_point.exposure", "upstream_failed", index=0),
+        task("pretraining", "failed", index=0, label="σ=1 · B=256"),
+        task("exposure", "upstream_failed", index=0),
         task("more.dp_pretraining", "skipped"),
         task("dp_pretraining", "success"),
     ]
@@ -96,6 +96,6 @@ def test_first_failure_is_reported_with_the_reason_of_its_step(tmp_path):
     assert demo.first_failure(tasks[2:]) is None
     tell(tmp_path, Failed(exit_code=2, reason="no such file"), task_name="pretraining", index=3)
     follower = demo.RunFollower(Script(), "run", tmp_path, lambda: None, Console())
-    failed = task("training_point.pretraining", "failed", index=3)
+    failed = task("pretraining", "failed", index=3)
     assert follower.told(failed).reason("failed") == "no such file"
     assert follower.told(task("settings", "failed")).reason("failed") == "failed"

@@ -44,16 +44,14 @@ def api() -> Iterator[AirflowApi]:
     [(code, AirflowAway) for code in (500, 502, 503, 504)]
     + [(code, AirflowRefused) for code in (400, 404, 409, 422)],
 )
-def test_server_error_is_no_refusal_and_the_client_asks_again(
-    api: AirflowApi, code: int, error: type[Exception]
-) -> None:
+def test_server_error_is_no_refusal_and_the_client_asks_again(api, code, error):
     CODES.append(code)
     with pytest.raises(error, match="in words"):
         api.run_state("dp_bert", "run")
     assert api.run_state("dp_bert", "run") == "running"
 
 
-def test_a_login_that_has_run_out_is_renewed(api: AirflowApi) -> None:
+def test_a_login_that_has_run_out_is_renewed(api):
     CODES.append(401)
     assert api.run_state("dp_bert", "run") == "running"
     assert CODES == []

@@ -38,6 +38,10 @@ class BadItem(NamedTuple):
     kept: int  # number of usable items
 
 
+def raw_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
     if format == "tsv":
         return registry.read_labelled_texts
@@ -88,15 +92,15 @@ class ReaderContract:
 
     FORMAT: ClassVar[str]
     SUFFIX: ClassVar[str]
-    GOOD: ClassVar[str]  # content of a file with one item
-    MANY: ClassVar[str]  # content with many items, SECRET in each
+    GOOD: ClassVar[str | bytes]  # content of a file with one item
+    MANY: ClassVar[str | bytes]  # content with many items, SECRET in each
     BESIDE: ClassVar[tuple[str, str]] = ("", "")  # suffix and content of a second file
     BAD_ITEMS: ClassVar[Sequence[BadItem]]
 
     def write(self, folder: Path, name: str, content: str | bytes, packing: str = "") -> Path:
         """Write a file of the format; return the path to read: the file, or a folder of several."""
         folder.mkdir(exist_ok=True)
-        raw = content.encode() if isinstance(content, str) else content
+        raw = raw_bytes(content)
         file = folder / f"{name}{self.SUFFIX}{packing}"
         file.write_bytes(PACKERS[packing](raw))
         suffix, beside = self.BESIDE
@@ -146,7 +150,7 @@ class ReaderContract:
         pack = PACKERS[packing]
         for _ in range(60):
             path = self.write(tmp_path, "n", self.MANY, packing)
-            raw = self.MANY.encode()
+            raw = raw_bytes(self.MANY)
             inside = rng.random() < 0.5  # corrupt the content, or the package
             data = pack(corrupted(raw, rng)) if inside else corrupted(pack(raw), rng)
             (tmp_path / f"n{self.SUFFIX}{packing}").write_bytes(data)
@@ -163,7 +167,8 @@ class ReaderContract:
             else:
                 assert len(items) == quarantine.taken > 0
             assert SECRET not in json.dumps(quarantine.summary())
-        assert 6 < refused < 60
+        assert refused > 6
+        assert refused < 60 or self.FORMAT == "parquet"  # whose pages fit together or not at all
 
     @pytest.mark.parametrize("packing", [".gz", ".xz"])
     def test_a_half_written_package_is_refused_and_not_named(
@@ -171,7 +176,7 @@ class ReaderContract:
     ) -> None:
         self.write(tmp_path, NAME, self.MANY)
         (tmp_path / f"{NAME}{self.SUFFIX}").unlink()
-        whole = PACKERS[packing](self.MANY.encode())
+        whole = PACKERS[packing](raw_bytes(self.MANY))
         (tmp_path / f"{NAME}{self.SUFFIX}{packing}").write_bytes(whole[: len(whole) // 2])
         quarantine = Quarantine()
         with pytest.raises(BadInput, match="half-written") as refusal:
@@ -242,7 +247,7 @@ class ReaderContract:
             read(self.FORMAT, tmp_path / name)
 
     def test_a_folder_without_a_file_of_the_format_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match=f"the folder has no {self.SUFFIX} file"):
+        with pytest.raises(BadInput, match=rf"the folder has no \{self.SUFFIX}"):
             read(self.FORMAT, tmp_path)
 
     def test_files_of_another_kind_are_listed(self, tmp_path: Path) -> None:

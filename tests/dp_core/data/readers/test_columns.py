@@ -2,13 +2,11 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from reader_contract import SECRET, BadItem, ReaderContract
 from reader_contract import read as read_format
 
-from dp_core.data.labelled_text import Sentence, entities
-from dp_core.data.readers.entity_formats import iob2
+from dp_core.config.data import TagScheme
+from dp_core.data.labelled_text import Sentence
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import read_sentences
 from dp_core.data.readers.sources import LONGEST
@@ -68,27 +66,53 @@ def test_files_of_one_name_in_two_folders_are_two_documents(tmp_path: Path) -> N
     assert {s.document_id for s in read(tmp_path)[0]} == {"x/a.tsv#0", "y/a.tsv#0"}
 
 
-def test_iob_becomes_iob2() -> None:
-    assert iob2(["I-a", "I-a", "B-a", "O", "I-b", "I-a"]) == (
-        "B-a", "I-a", "B-a", "O", "B-b", "B-a",
-    )  # fmt: skip
+SENTENCES = {  # the same entities in each scheme
+    "iob1": "a I-x|b I-x|c B-x|d O|e I-y",
+    "iob2": "a B-x|b I-x|c B-x|d O|e B-y",
+    "iobes": "a B-x|b E-x|c S-x|d O|e S-y",
+    "bilou": "a B-x|b L-x|c U-x|d O|e U-y",
+    "bios": "a B-x|b I-x|c S-x|d O|e S-y",
+}
 
 
-@given(st.lists(st.sampled_from(["O", "B-a", "I-a", "B-b", "I-b"]), max_size=12))
-def test_every_tag_belongs_to_an_entity(tags: list[str]) -> None:
-    converted = iob2(tags)
-    covered = sum(end - start for _, start, end in entities(converted))
-    assert covered == sum(t != "O" for t in tags)
-    assert iob2(list(converted)) == converted
+@pytest.mark.parametrize("scheme", SENTENCES)
+@pytest.mark.parametrize("suffix", [".tsv", ".conll", ".txt", ".iob", ".bio"])
+def test_every_scheme_is_read_and_listed_for_the_operator(
+    tmp_path: Path, scheme: TagScheme, suffix: str
+) -> None:
+    (tmp_path / f"a{suffix}").write_text(SENTENCES[scheme].replace("|", "\n") + "\n\nf O\n")
+    for expected in (None, scheme):
+        q = Quarantine()
+        first, _ = read_sentences("columns", tmp_path, q, scheme=expected)
+        assert first.tags == ("B-x", "I-x", "B-x", "O", "B-y")
+        assert q.summary()["schemes"] == [scheme]
+    for other in SENTENCES.keys() - {scheme}:
+        q = Quarantine()
+        with pytest.raises(BadInput, match="a tag does not fit the scheme"):
+            list(read_sentences("columns", tmp_path, q, scheme=other))  # type: ignore[arg-type]
+        assert q.counts == {Reason.TAG: 1}
 
 
-@pytest.mark.parametrize("tag", ["S-problem", "U-problem", "X-problem", "B-", "b-problem", "o"])
+def test_comments_before_a_sentence_are_skipped_and_the_token_of_their_sign_is_kept(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.conll").write_text(
+        "# file\n\n# id = 7\n# O\nBed B-place\n# I-place\n5 I-place\n"
+    )
+    [sentence] = read(tmp_path)[0]
+    assert sentence.tokens == ("#", "Bed", "#", "5")
+    (tmp_path / "a.conll").write_text("Bed B-place\n# 5\n")  # a gap within a sentence
+    with pytest.raises(BadInput, match="does not fit the scheme"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("tag", ["X-problem", "B-", "b-problem", "o"])
 @pytest.mark.parametrize("before", ["", "zyxsecret\n"])
 def test_tag_of_unknown_scheme_refuses_the_source(tmp_path: Path, tag: str, before: str) -> None:
-    """BIOES tags would lose all 16 of 200 sentences with an entity of one token."""
+    """IOBES tags read as IOB2 would lose all sentences with an entity of one token."""
     (tmp_path / "a.tsv").write_text("good\tO\n\n" * 200 + f"{before}zyxsecret\t{tag}\n")
     quarantine = Quarantine()
-    with pytest.raises(BadInput, match="neither IOB nor IOB2") as error:
+    with pytest.raises(BadInput, match="a tag does not fit the scheme") as error:
         list(read_sentences("columns", tmp_path, quarantine))
     assert SECRET not in str(error.value)
     assert quarantine.counts == {Reason.TAG: 1}

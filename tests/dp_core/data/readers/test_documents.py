@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import lzma
 from pathlib import Path
 
@@ -63,44 +62,3 @@ def test_public_wikitext_is_cut_at_its_titles(tmp_path: Path) -> None:
     assert "Section" in one.text and two.text.split() == ["=", "Two", "words", "=", "end"]
     (tmp_path / "w.txt").write_text(f"Seen today.\n{text}")  # the file begins with another line
     assert [d.document_id for d in read("text", tmp_path)[0]] == ["w.txt"]
-
-
-ROW = {"text": "Line one.\r\nLine two.", "document_id": "d1", "patient_id": 7, "admission_id": "a"}
-GOOD = json.dumps(ROW).encode()
-
-
-class TestJsonl(ReaderContract):
-    FORMAT, SUFFIX, GOOD = "jsonl", ".jsonl", '{"text": "good"}'
-    MANY = "".join(
-        json.dumps({"text": f"{SECRET} note {i}\nline", "patient_id": i % 5}) + "\n"
-        for i in range(30)
-    )
-    BAD_ITEMS = tuple(
-        BadItem({"n.jsonl": GOOD + b"\n" + line + b"\n" + GOOD + b"\n"}, reason, "n.jsonl:2", 2)
-        for line, reason in (
-            (b'{"text": "zyxsecret"', Reason.NOT_JSON),
-            (b'["zyxsecret"]', Reason.NOT_JSON),
-            (b"[" * 100_000, Reason.NOT_JSON),
-            (b'{"text": 5}', Reason.WRONG_FIELD),
-            (b'{"note": "zyxsecret"}', Reason.WRONG_FIELD),
-            (b'{"text": "zyxsecret", "patient_id": true}', Reason.WRONG_FIELD),
-            (b'{"text": "zyxsecret", "patient_id": {"a": 1}}', Reason.WRONG_FIELD),
-            (b'{"text": " \\n"}', Reason.EMPTY),
-            (b'{"text": "zyxsecret \xff"}', Reason.ENCODING),
-            (b'{"text": "zyxsecret \\ud800"}', Reason.ENCODING),
-            (b'{"text": "' + b"zyxsecret " * (LONGEST // 10) + b'"}', Reason.TOO_LONG),
-        )
-    )
-
-
-def test_ids_line_ends_and_blank_lines(tmp_path: Path) -> None:
-    text = "\ufeff" + json.dumps(ROW) + "\r\n\n" + json.dumps({"text": "x"}) + "\n"
-    (tmp_path / "notes.jsonl").write_bytes(text.encode())
-    documents, _ = read("jsonl", tmp_path)
-    expected = Document("d1", "7", "Line one.\nLine two.", "a")
-    assert documents == [expected, Document("", "", "x")]
-
-
-def test_other_field_names(tmp_path: Path) -> None:
-    (tmp_path / "n.jsonl").write_text('{"body": "x", "id": 3, "who": "p"}')
-    assert read("jsonl", tmp_path, fields=("body", "id", "who"))[0] == [Document("3", "p", "x")]

@@ -86,6 +86,25 @@ def test_every_layout_gives_the_same_sentences(tmp_path: Path, layout: str, end:
     assert (q.rejected, q.passed_over) == (0, 1)
 
 
+def test_events_and_times_of_2012_are_concepts(tmp_path: Path) -> None:
+    """Events have further fields after their type, and some have none; SECTIME repeats a time."""
+    (tmp_path / "7.xml.txt").write_text("Admission Date :\n7/3/99\nHas chest pain .\n")
+    (tmp_path / "7.xml.extent").write_text(
+        'EVENT="Admission" 1:0 1:0||type="OCCURRENCE"||modality="FACTUAL"||polarity="POS"\n'
+        'TIMEX3="7/3/99" 2:0 2:0||type="DATE"||val="1999-07-03"||mod="NA"\n'
+        'SECTIME="7/3/99" 2:0 2:0||type="ADMISSION"||dvalue="1999-07-03"\n'
+        'EVENT="chest pain" 3:1 3:2||type=""||modality="FACTUAL"||polarity="POS"\n'
+    )
+    for beside in ("7.xml", "7.xml.tlink"):
+        (tmp_path / beside).write_text("")
+    sentences, q = read(tmp_path)
+    assert [s.tags for s in sentences] == [
+        ("B-OCCURRENCE", "O", "O"), ("B-DATE",), ("O", "B-EVENT", "I-EVENT", "O"),
+    ]  # fmt: skip
+    assert {s.document_id for s in sentences} == {"7"}
+    assert (q.rejected, q.passed_over) == (0, 0)
+
+
 def spread(folder: Path, concepts: list[str]) -> tuple[list[Sentence], Quarantine]:
     write(folder, concepts, "No fever .\nHas severe\nleft sided chest\npain since May .\nOk .\n")
     return read(folder)

@@ -1,7 +1,5 @@
 """Small models with heads, batches of units, and comparison of clipped sums."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, NamedTuple
 

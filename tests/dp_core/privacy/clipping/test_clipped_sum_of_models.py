@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, get_args
 
@@ -68,7 +66,7 @@ def check(name: str, model: AnyModel, trained: Collection[str], seed: int = 0) -
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_it_equals_one_unit_at_a_time(name: str, kind: TrainedParameters) -> None:
+def test_it_equals_one_unit_at_a_time(name, kind):
     model = model_of(name, parts_of(kind))
     trained = trained_names(model, parts_of(kind))
     slow = check(name, model, trained)
@@ -79,7 +77,7 @@ def test_it_equals_one_unit_at_a_time(name: str, kind: TrainedParameters) -> Non
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
-def test_any_part_equals_one_unit_at_a_time(name: str, seed: int) -> None:
+def test_any_part_equals_one_unit_at_a_time(name, seed):
     """Try a kernel without its bias, one table without the other two, and an A without its B."""
     model = model_of(name, LORA, seed)
     rng = np.random.default_rng(seed)
@@ -96,16 +94,14 @@ def test_any_part_equals_one_unit_at_a_time(name: str, seed: int) -> None:
     answers=st.integers(1, 5),
     clip=st.sampled_from([0.01, 1.0, 1e6]),
 )
-def test_whatever_the_batch_it_equals_one_unit_at_a_time(
-    name: str, seed: int, units: int, rows: int, answers: int, clip: float
-) -> None:
+def test_whatever_the_batch_it_equals_one_unit_at_a_time(name, seed, units, rows, answers, clip):
     variables, _ = split(model := model_of(name, seed=seed), model.parameters)
     losses = losses_of(name, seed, units, rows, answers)
     engines = clipped_grad_sum, naive_clipped_grad_sum
     assert_same(*(f(losses, variables, units, clip) for f in engines))
 
 
-def test_tokens_after_the_end_of_a_row_do_not_change_any_gradient() -> None:
+def test_tokens_after_the_end_of_a_row_do_not_change_any_gradient():
     variables, _ = split(model := model_of("GPT-2"), model.parameters)
     ids, lengths, positions, labels, _, shares = batch_of("GPT-2")
     asked = tf.range(1, LENGTH)[None, None, :] < lengths[:, :, None]
@@ -120,7 +116,7 @@ def test_tokens_after_the_end_of_a_row_do_not_change_any_gradient() -> None:
         np.testing.assert_array_equal(value, results[1].sums[name], err_msg=name)
 
 
-def test_a_trained_parameter_that_no_rule_covers_is_an_error_that_names_it() -> None:
+def test_a_trained_parameter_that_no_rule_covers_is_an_error_that_names_it():
     """The scale of adapters is a constant, so training it would leave its gradient unclipped."""
     model = model_of("BERT", LORA)
     chosen, frozen = split(model, {*trained_names(model, LORA), LORA_SCALE})
@@ -137,7 +133,7 @@ def test_a_trained_parameter_that_no_rule_covers_is_an_error_that_names_it() -> 
         ("BERT", {"precision": "bfloat16", "clip_factors": automatic_factors}, 0.02),
     ],
 )
-def test_xla_compiles_it_to_the_same(name: str, options: dict[str, Any], tolerance: float) -> None:
+def test_xla_compiles_it_to_the_same(name, options, tolerance):
     variables, _ = split(model := model_of(name), model.parameters)
 
     def run(clip: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
@@ -154,7 +150,7 @@ def test_xla_compiles_it_to_the_same(name: str, options: dict[str, Any], toleran
         assert error < tolerance * size, parameter
 
 
-def test_blocks_of_an_adapter_are_the_definition() -> None:
+def test_blocks_of_an_adapter_are_the_definition():
     rng = np.random.default_rng(0)
     units, tokens, blocks, rank, out = 3, 5, 3, 2, 4
     x = rng.standard_normal((units, tokens, blocks, rank)).astype("f")
@@ -195,7 +191,7 @@ def products(kind: TrainedParameters, private: bool) -> int:
     return sum(op.type == "MatMul" and op.inputs[0].shape[0] != 1 for op in ops)
 
 
-def test_training_of_a_part_has_no_product_for_the_weights_of_frozen_layers() -> None:
+def test_training_of_a_part_has_no_product_for_the_weights_of_frozen_layers():
     """Each frozen matrix has two products, forward and for its input's gradient, but no third."""
     layers, all_of_them = 4 * DEPTH + 2, products("all", private=False)
     assert all_of_them >= 3 * layers
@@ -205,7 +201,7 @@ def test_training_of_a_part_has_no_product_for_the_weights_of_frozen_layers() ->
     assert products("all", private=True) > products("biases-and-norms", private=True)
 
 
-def test_the_backward_pass_ends_where_nothing_below_is_trained() -> None:
+def test_the_backward_pass_ends_where_nothing_below_is_trained():
     model = model_of("deep BERT", parts_of("top-layer"))
     chosen, frozen = split(model, trained_names(model, parts_of("top-layer")))
     with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -1,6 +1,5 @@
 import json
 import math
-from pathlib import Path
 
 import pytest
 from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, reservation
@@ -22,11 +21,10 @@ from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
 def spent(ledger: Ledger, dataset: str = "notes") -> float:
     charge = ledger.remaining(dataset).spent
-    assert charge is not None
     return charge.rho
 
 
-def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Ledger) -> None:
+def test_registering_again_is_no_change_and_another_budget_is_refused(ledger):
     first = ledger.datasets()["notes"]
     assert ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5) == first
     for unit, epsilon, delta in (
@@ -42,7 +40,7 @@ def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Le
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
-def test_a_budget_is_a_positive_number(ledger: Ledger, epsilon: float) -> None:
+def test_a_budget_is_a_positive_number(ledger, epsilon):
     with pytest.raises(BadInput, match="budget"):
         ledger.register_dataset("other", PrivacyUnit.PATIENT, epsilon, 1e-5)
     for delta in (0.0, 5e-324, 0.011, 0.5, 1.0, math.nan):
@@ -54,7 +52,7 @@ def test_a_budget_is_a_positive_number(ledger: Ledger, epsilon: float) -> None:
         ledger.register_dataset("other", PrivacyUnit.PATIENT, 1.0, 1e-5, order=2.0)
 
 
-def test_data_sets_that_share_people_share_one_budget(ledger: Ledger) -> None:
+def test_data_sets_that_share_people_share_one_budget(ledger):
     ledger.register_dataset("letters", PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="notes")
     ledger.reserve(reservation("a", GAUSSIAN))
     ledger.reserve(reservation("b", GAUSSIAN, dataset="letters"))
@@ -65,7 +63,7 @@ def test_data_sets_that_share_people_share_one_budget(ledger: Ledger) -> None:
         ledger.register_dataset("third", PrivacyUnit.PATIENT, 2.0, 1e-5, shares_budget_with="notes")
 
 
-def test_made_up_data_need_no_budget_and_no_single_unit(ledger: Ledger) -> None:
+def test_made_up_data_need_no_budget_and_no_single_unit(ledger):
     ledger.register_made_up("synthetic-notes")
     for number, unit in enumerate(PrivacyUnit):
         ledger.reserve(reservation(f"{number}", GAUSSIAN, dataset="synthetic-notes", unit=unit))
@@ -77,7 +75,7 @@ def test_made_up_data_need_no_budget_and_no_single_unit(ledger: Ledger) -> None:
     assert spent(ledger) == 0.0
 
 
-def test_a_reservation_counts_before_it_is_settled(ledger: Ledger, url: str) -> None:
+def test_a_reservation_counts_before_it_is_settled(ledger, url):
     entry = ledger.reserve(reservation(plan_key="run-1", run="dp_bert/run-1"))
     assert (entry.state, entry.event.unit) == (State.RESERVED, PrivacyUnit.PATIENT)
     before = spent(ledger)
@@ -94,7 +92,7 @@ def test_a_reservation_counts_before_it_is_settled(ledger: Ledger, url: str) -> 
     assert ledger.history("notes") == [settled]
 
 
-def test_a_new_attempt_is_a_new_seed_and_a_new_charge(ledger: Ledger) -> None:
+def test_a_new_attempt_is_a_new_seed_and_a_new_charge(ledger):
     first = ledger.reserve(reservation())
     once = spent(ledger)
     second = ledger.reserve(reservation(attempt=1))
@@ -103,7 +101,7 @@ def test_a_new_attempt_is_a_new_seed_and_a_new_charge(ledger: Ledger) -> None:
     assert spent(ledger) == pytest.approx(2 * once)
 
 
-def test_same_spec_hash_with_another_mechanism_is_refused(ledger: Ledger) -> None:
+def test_same_spec_hash_with_another_mechanism_is_refused(ledger):
     ledger.reserve(reservation())
     for other in (reservation(event=GAUSSIAN), reservation(delta=1e-7)):
         with pytest.raises(BadInput, match="another mechanism"):
@@ -111,7 +109,7 @@ def test_same_spec_hash_with_another_mechanism_is_refused(ledger: Ledger) -> Non
     assert len(ledger.history("notes")) == 1
 
 
-def test_what_does_not_fit_is_refused_with_the_arithmetic(ledger: Ledger) -> None:
+def test_what_does_not_fit_is_refused_with_the_arithmetic(ledger):
     held = 0
     with pytest.raises(BudgetExceeded) as caught:
         while True:
@@ -120,7 +118,6 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(ledger: Ledger) -> Non
     assert caught.value.exit_code == 3
     assert "\n" not in str(caught.value)
     remaining = ledger.remaining("notes")
-    assert remaining.capacity is not None
     each = 4 / (2 * 2.0**2)  # α/2σ² at order 4
     assert remaining.budget.order == 4
     assert held == int(remaining.capacity.rho / each)
@@ -132,7 +129,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(ledger: Ledger) -> Non
     ledger.reserve(reservation("small", PoissonGaussian.single(0.01, 4.0, 100)))
 
 
-def test_examples_of_another_length_are_another_unit(ledger: Ledger) -> None:
+def test_examples_of_another_length_are_another_unit(ledger):
     ledger.register_dataset("tuples", PrivacyUnit.EXAMPLE, 10.0, 1e-5)
 
     def release(words: int, name: str) -> Entry:
@@ -153,7 +150,7 @@ def test_examples_of_another_length_are_another_unit(ledger: Ledger) -> None:
     ledger.reserve(release(64, "third"))
 
 
-def test_releases_that_do_not_compose_are_refused(ledger: Ledger) -> None:
+def test_releases_that_do_not_compose_are_refused(ledger):
     with pytest.raises(BadInput, match="unit"):
         ledger.reserve(reservation(unit=PrivacyUnit.DOCUMENT))
     for attempt in (ledger.reserve, lambda planned: ledger.cost_of_plan([planned])):
@@ -168,7 +165,7 @@ def test_releases_that_do_not_compose_are_refused(ledger: Ledger) -> None:
     ledger.reserve(reservation(event=ShuffledGaussian(5.0, 3), dataset="zero-out"))
 
 
-def test_a_release_without_guarantee_is_listed_and_not_charged(ledger: Ledger) -> None:
+def test_a_release_without_guarantee_is_listed_and_not_charged(ledger):
     ledger.reserve(reservation("a", GAUSSIAN))
     before = spent(ledger)
     entry = ledger.reserve(reservation("b", Unaccounted("non-private training"), delta=0.0))
@@ -187,14 +184,13 @@ def test_a_release_without_guarantee_is_listed_and_not_charged(ledger: Ledger) -
     "wrong",
     [{"delta": 0.0}, {"delta": 1.0}, {"delta": math.nan}, {"spec_hash": ""}, {"dataset": ""}],
 )
-def test_an_incomplete_reservation_is_refused(wrong: dict[str, object]) -> None:
+def test_an_incomplete_reservation_is_refused(wrong):
     with pytest.raises(BadInput):
         reservation(**wrong)  # type: ignore[arg-type]
 
 
-def test_plan_fits_whole_or_not_at_all(ledger: Ledger) -> None:
+def test_plan_fits_whole_or_not_at_all(ledger):
     room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
-    assert room is not None
     points = [reservation(f"p{n}", GAUSSIAN, plan_key="sweep") for n in range(4 * room)]
     with pytest.raises(BudgetExceeded):
         ledger.register_plan(points)
@@ -206,7 +202,7 @@ def test_plan_fits_whole_or_not_at_all(ledger: Ledger) -> None:
         ledger.reserve(reservation("one more", GAUSSIAN))
 
 
-def test_planned_release_is_charged_once(ledger: Ledger) -> None:
+def test_planned_release_is_charged_once(ledger):
     plan = [reservation(f"p{n}", GAUSSIAN, plan_key="sweep") for n in range(3)]
     entries = ledger.register_plan(plan)
     before = spent(ledger)
@@ -226,7 +222,7 @@ def test_planned_release_is_charged_once(ledger: Ledger) -> None:
         ledger.register_plan([*plan, reservation("p3", GAUSSIAN, plan_key="sweep")])
 
 
-def test_plan_in_a_budget_of_infinite_order_is_composed_by_pld(ledger: Ledger) -> None:
+def test_plan_in_a_budget_of_infinite_order_is_composed_by_pld(ledger):
     ledger.register_dataset("sums", PrivacyUnit.PATIENT, 20.0, 1e-4, order=math.inf)
     events = [HISTOGRAM, TRAINING, TRAINING]
     plan = [
@@ -236,19 +232,17 @@ def test_plan_in_a_budget_of_infinite_order_is_composed_by_pld(ledger: Ledger) -
     ledger.register_plan(plan)
     together = epsilon_pld(compose(*(r.event for r in plan)), 3e-6)
     remaining = ledger.remaining("sums")
-    assert remaining.spent is not None
     assert remaining.spent.rho == pytest.approx(together, rel=1e-9)
     assert remaining.spent.delta == pytest.approx(3e-6)
     # If the same releases are chosen one after the other, their ε add up.
     for n, event in enumerate(events):
         ledger.reserve(reservation(f"q{n}", event, dataset="sums", delta=1e-6))
     apart = sum(epsilon_pld(event, 1e-6) for event in events)
-    assert ledger.remaining("sums").spent is not None
     assert spent(ledger, "sums") == pytest.approx(together + apart, rel=1e-9)
     assert together < apart
 
 
-def test_a_seed_belongs_to_its_entry_and_use(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_seed_belongs_to_its_entry_and_use(ledger, tmp_path):
     seeds = SeedStore(tmp_path / "seeds")
     entry = ledger.reserve(reservation())
     seed = ledger.seed(entry, seeds, b"manifest")
@@ -267,7 +261,7 @@ def test_a_seed_belongs_to_its_entry_and_use(ledger: Ledger, tmp_path: Path) -> 
     assert ledger.seed(other, seeds, b"manifest").derive("x") != seed.derive("x")
 
 
-def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger, tmp_path):
     seeds = SeedStore(tmp_path / "seeds")
     unbound = ledger.reserve(reservation())
     ledger.seed(unbound, seeds, b"manifest")
@@ -279,7 +273,7 @@ def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger: Ledger, tmp_
         ledger.seed(unbound, seeds, b"manifest")
 
 
-def test_the_ledger_holds_no_secret(ledger: Ledger, tmp_path: Path, url: str) -> None:
+def test_the_ledger_holds_no_secret(ledger, tmp_path, url):
     entry = ledger.reserve(reservation())
     ledger.seed(entry, SeedStore(tmp_path / "seeds"), b"manifest of private content")
     ledger.settle(entry.id, b"released")
@@ -294,7 +288,7 @@ def test_the_ledger_holds_no_secret(ledger: Ledger, tmp_path: Path, url: str) ->
             assert secret.encode() not in file.read_bytes()
 
 
-def test_a_known_seed_is_for_made_up_data_and_marks_them(ledger: Ledger) -> None:
+def test_a_known_seed_is_for_made_up_data_and_marks_them(ledger):
     with pytest.raises(BadInput, match="known seed"):
         ledger.bind(ledger.reserve(reservation()).id, PrivacySeed.fixed(1), b"manifest")
     ledger.register_made_up("synthetic-notes")
@@ -303,7 +297,7 @@ def test_a_known_seed_is_for_made_up_data_and_marks_them(ledger: Ledger) -> None
     assert ledger.settle(entry.id, b"released").known_seed
 
 
-def test_a_private_release_cannot_be_settled_without_a_seed(ledger: Ledger) -> None:
+def test_a_private_release_cannot_be_settled_without_a_seed(ledger):
     entry = ledger.reserve(reservation())
     with pytest.raises(BadInput, match=r"Ledger\.seed"):
         ledger.settle(entry.id)
@@ -313,7 +307,7 @@ def test_a_private_release_cannot_be_settled_without_a_seed(ledger: Ledger) -> N
         ledger.entry("unknown")
 
 
-def test_only_a_release_with_a_guarantee_has_a_digest(ledger: Ledger, tmp_path: Path) -> None:
+def test_only_a_release_with_a_guarantee_has_a_digest(ledger, tmp_path):
     seeds = SeedStore(tmp_path / "seeds")
     entry = ledger.reserve(reservation())
     ledger.seed(entry, seeds, b"manifest")
@@ -327,7 +321,7 @@ def test_only_a_release_with_a_guarantee_has_a_digest(ledger: Ledger, tmp_path: 
     assert ledger.settle(free.id).state is State.SETTLED
 
 
-def test_releases_that_the_ledger_holds_are_not_charged_again(ledger: Ledger) -> None:
+def test_releases_that_the_ledger_holds_are_not_charged_again(ledger):
     def run(**more: str) -> list[Entry]:
         return [reservation("v", HISTOGRAM, **more), reservation("t", GAUSSIAN, **more)]
 
@@ -351,9 +345,7 @@ def test_releases_that_the_ledger_holds_are_not_charged_again(ledger: Ledger) ->
         ledger.register_plan([reservation()])
 
 
-def test_a_better_accountant_lowers_the_past_and_the_events_stay(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_better_accountant_lowers_the_past_and_the_events_stay(ledger, monkeypatch):
     ledger.reserve(reservation("a", GAUSSIAN))
     before, events = spent(ledger), [e.event for e in ledger.history("notes")]
     curve = type(GAUSSIAN).rdp
@@ -364,7 +356,7 @@ def test_a_better_accountant_lowers_the_past_and_the_events_stay(
     privacy_filter.charge.cache_clear()
 
 
-def test_an_entry_that_cannot_be_read_stops_everything(ledger: Ledger, url: str) -> None:
+def test_an_entry_that_cannot_be_read_stops_everything(ledger, url):
     ledger.reserve(reservation("a", GAUSSIAN))
     with create_engine(url).begin() as db:
         db.execute(text("""UPDATE entries SET event = '{"kind": "future", "version": 9}'"""))
@@ -379,7 +371,7 @@ def test_an_entry_that_cannot_be_read_stops_everything(ledger: Ledger, url: str)
 WIKI, WARD, FOLDER = "1a" * 32, "2b" * 32, "3c" * 32
 
 
-def test_declaration_is_valid_until_it_is_withdrawn(ledger: Ledger) -> None:
+def test_declaration_is_valid_until_it_is_withdrawn(ledger):
     assert ledger.sources.declaration(WIKI) is None
     declared = ledger.sources.declare_public(WIKI, "wiki")
     assert declared.holds and declared == ledger.sources.declaration(WIKI)
@@ -396,7 +388,7 @@ def test_declaration_is_valid_until_it_is_withdrawn(ledger: Ledger) -> None:
     assert ledger.sources.public() == []
 
 
-def test_private_source_becomes_public_only_by_confirmation(ledger: Ledger) -> None:
+def test_private_source_becomes_public_only_by_confirmation(ledger):
     ledger.sources.declare_public(WIKI, "wiki")
     assert ledger.sources.read_as_private(WARD, "notes") == ()
     assert ledger.sources.read_as_private(WARD, "notes") == ()  # a retry
@@ -414,7 +406,7 @@ def test_private_source_becomes_public_only_by_confirmation(ledger: Ledger) -> N
 
 
 @pytest.mark.parametrize("name", ["Notes", "NOTES", "ｎｏｔｅｓ", "note\u017f", "\u1d3aotes"])
-def test_a_name_that_is_spelt_nearly_alike_is_refused(ledger: Ledger, name: str) -> None:
+def test_a_name_that_is_spelt_nearly_alike_is_refused(ledger, name):
     with pytest.raises(BadInput, match="registered data set notes by its spelling alone"):
         ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5)
     with pytest.raises(BadInput, match="by its spelling alone"):
@@ -425,7 +417,7 @@ def test_a_name_that_is_spelt_nearly_alike_is_refused(ledger: Ledger, name: str)
     assert list(ledger.datasets()) == ["notes", "notes-2"]
 
 
-def test_sqlite_forgets_no_commit(tmp_path: Path) -> None:
+def test_sqlite_forgets_no_commit(tmp_path):
     opened = Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}")
     with opened._database.transaction() as db:
         assert db.scalar(text("PRAGMA synchronous")) == 2  # FULL

@@ -1,6 +1,5 @@
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,25 +34,18 @@ def at_once(other_processes: ForkServerContext) -> AtOnce:
     )
 
 
-def test_processes_that_race_for_the_last_entry_never_overspend(
-    ledger: Ledger, url: str, at_once: AtOnce
-) -> None:
+def test_processes_that_race_for_the_last_entry_never_overspend(ledger, url, at_once):
     room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
-    assert room is not None
     assert 4 < room < PROCESSES
     ids = at_once(reserve_in_a_process, url, [f"spec-{n}" for n in range(PROCESSES)])
     admitted = [i for i in ids if i]
     remaining = ledger.remaining("notes")
     assert len(admitted) == len(set(admitted)) == room == remaining.charged_entries
-    assert remaining.capacity is not None
-    assert remaining.spent is not None
     assert remaining.spent.rho <= remaining.capacity.rho
     assert remaining.spent.delta <= remaining.capacity.delta
 
 
-def test_processes_without_a_ledger_create_one_and_share_equal_releases(
-    url: str, at_once: AtOnce
-) -> None:
+def test_processes_without_a_ledger_create_one_and_share_equal_releases(url, at_once):
     ids = at_once(reserve_in_a_process, url, [f"spec-{n % 4}" for n in range(PROCESSES)])
     ledger = Ledger.open(url)
     assert sorted(set(ids)) == sorted(e.id for e in ledger.history("notes"))
@@ -62,7 +54,7 @@ def test_processes_without_a_ledger_create_one_and_share_equal_releases(
 
 
 @pytest.mark.postgres
-def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: AtOnce) -> None:
+def test_without_the_row_lock_they_would_overspend(postgres_url, at_once):
     """Without the row lock, the processes of the first test overspend, so its race is real."""
     ledger = Ledger.open(postgres_url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
@@ -71,15 +63,11 @@ def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: A
         ledger.reserve(reservation(f"held-{number}", GAUSSIAN))
     at_once(reserve_without_lock, postgres_url, [f"spec-{n}" for n in range(PROCESSES)])
     remaining = ledger.remaining("notes")
-    assert remaining.capacity is not None
-    assert remaining.spent is not None
     assert remaining.spent.rho > remaining.capacity.rho
 
 
 @pytest.mark.postgres
-def test_budget_is_read_again_under_its_lock(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_budget_is_read_again_under_its_lock(postgres_url, monkeypatch):
     """Another process may close the budget for its plan before this one has the lock."""
     ledger = Ledger.open(postgres_url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
@@ -97,8 +85,8 @@ def test_budget_is_read_again_under_its_lock(
 
 
 def test_of_two_results_under_one_seed_exactly_one_is_accepted(
-    ledger: Ledger, url: str, tmp_path: Path, other_processes: ForkServerContext
-) -> None:
+    ledger, url, tmp_path, other_processes
+):
     contents = [b"weights", b"weights, rounded otherwise"]
     arguments: list[tuple[Any, ...]] = [(url, tmp_path / "seeds", c) for c in contents]
     told = run_at_once(other_processes, release_once, arguments)
@@ -115,8 +103,8 @@ def test_of_two_results_under_one_seed_exactly_one_is_accepted(
 
 @pytest.mark.parametrize("point", KILL_POINTS)
 def test_a_kill_never_loses_a_charge_nor_redraws_noise_nor_splits_a_plan(
-    ledger: Ledger, url: str, tmp_path: Path, point: str, other_processes: ForkServerContext
-) -> None:
+    ledger, url, tmp_path, point, other_processes
+):
     run_until_killed(other_processes, release_in_a_process, url, tmp_path, point)
     entries = ledger.history("notes")
     assert [entry.state for entry in entries] == KILL_POINTS[point]

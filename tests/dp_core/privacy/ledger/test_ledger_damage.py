@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator
@@ -44,7 +42,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_with_what_to_do(file: Path, damage: str) -> None:
+def test_damage_is_named_with_what_to_do(file, damage):
     DAMAGES[damage](file)
     with pytest.raises(LedgerDamaged, match="it is damaged, or no ledger") as caught:
         Ledger.open(f"sqlite:///{file}").history("notes")
@@ -62,9 +60,7 @@ def test_damage_is_named_with_what_to_do(file: Path, damage: str) -> None:
         "UPDATE entries SET state = 'x'",
     ],
 )
-def test_missing_or_unreadable_rows_are_reported_as_damage(
-    ledger: Ledger, url: str, command: str, tmp_path: Path
-) -> None:
+def test_missing_or_unreadable_rows_are_reported_as_damage(ledger, url, command, tmp_path):
     ledger.reserve(reservation())
     with create_engine(url).begin() as db:
         db.execute(text(command))
@@ -84,7 +80,7 @@ def full_disk() -> Iterator[None]:
     event.remove(Engine, "connect", connected)
 
 
-def test_a_full_disk_is_called_one_and_nothing_is_lost(file: Path, full_disk: None) -> None:
+def test_a_full_disk_is_called_one_and_nothing_is_lost(file, full_disk):
     ledger = Ledger.open(f"sqlite:///{file}")
     before = len(ledger.history("notes"))
     with pytest.raises(LedgerUnavailable, match="the disk is full"):
@@ -94,13 +90,13 @@ def test_a_full_disk_is_called_one_and_nothing_is_lost(file: Path, full_disk: No
     assert len(ledger.history("notes")) == before
 
 
-def test_a_server_with_a_full_disk_says_so() -> None:
+def test_a_server_with_a_full_disk_says_so():
     full = type("Full", (Exception,), {"pgcode": "53100"})()
     error = database.as_named(OperationalError("INSERT", {}, full), "postgresql://host/ledger")
     assert "the disk is full" in str(error)
 
 
-def test_every_fault_is_reported(ledger: Ledger, url: str, tmp_path: Path) -> None:
+def test_every_fault_is_reported(ledger, url, tmp_path):
     seeds = SeedStore(tmp_path / "seeds")
     entries = [ledger.reserve(reservation(name, GAUSSIAN)) for name in "abcd"]
     for entry in entries:
@@ -123,7 +119,7 @@ def test_every_fault_is_reported(ledger: Ledger, url: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg2"])
-def test_a_postgresql_url_takes_the_driver_that_is_installed(scheme: str) -> None:
+def test_a_postgresql_url_takes_the_driver_that_is_installed(scheme):
     with pytest.raises(LedgerUnavailable, match="does not answer") as caught:
         Ledger.open(f"{scheme}://user:hunter2@127.0.0.1:1/ledger")
     assert caught.value.exit_code == 1
@@ -131,7 +127,7 @@ def test_a_postgresql_url_takes_the_driver_that_is_installed(scheme: str) -> Non
 
 
 @pytest.mark.postgres
-def test_a_plain_postgresql_url_opens_a_ledger(postgres_url: str) -> None:
+def test_a_plain_postgresql_url_opens_a_ledger(postgres_url):
     plain = postgres_url.replace("postgresql+psycopg2://", "postgresql://")
     Ledger.open(plain).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     assert list(Ledger.open(postgres_url).datasets()) == ["notes"]
@@ -153,7 +149,7 @@ def test_a_plain_postgresql_url_opens_a_ledger(postgres_url: str) -> None:
         "sqlite:///:memory:",
     ],
 )
-def test_a_url_without_a_ledger_is_refused_and_its_password_is_not_shown(url: str) -> None:
+def test_a_url_without_a_ledger_is_refused_and_its_password_is_not_shown(url):
     with pytest.raises((BadInput, LedgerUnavailable)) as caught:
         Ledger.open(url)
     assert "hunter2" not in str(caught.value)
@@ -170,28 +166,26 @@ def test_a_url_without_a_ledger_is_refused_and_its_password_is_not_shown(url: st
         ("", ""),
     ],
 )
-def test_shown_url_has_no_password(url: str, shown: str) -> None:
+def test_shown_url_has_no_password(url, shown):
     assert without_password(url) == shown
 
 
 @pytest.mark.parametrize(
     "url", ["sqlite:///ledger.db", "sqlite:///./ledger.db", "sqlite:///file::memory:?uri=true"]
 )
-def test_a_relative_place_is_no_ledger(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_place_is_no_ledger(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=r"relative place.*four slashes"):
         database.Database(url)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_of_a_new_ledger_is_its_owners_alone(tmp_path: Path) -> None:
+def test_the_folder_of_a_new_ledger_is_its_owners_alone(tmp_path):
     Ledger.open(f"sqlite:///{tmp_path}/new/ledger.db")
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
 
 
-def test_tables_of_other_programs_are_not_changed(url: str) -> None:
+def test_tables_of_other_programs_are_not_changed(url):
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir()
     with create_engine(url).begin() as db:
@@ -207,8 +201,8 @@ def test_tables_of_other_programs_are_not_changed(url: str) -> None:
     ("version", "release"), [(SCHEMA_VERSION - 1, "older"), (SCHEMA_VERSION + 1, "newer")]
 )
 def test_ledger_of_another_version_is_refused_in_one_line_and_stays_unchanged(
-    ledger: Ledger, url: str, version: int, release: str
-) -> None:
+    ledger, url, version, release
+):
     ledger.reserve(reservation("held", GAUSSIAN))
     with create_engine(url).begin() as db:
         db.execute(text("UPDATE ledger_schema SET version = :v"), {"v": version})
@@ -222,7 +216,7 @@ def test_ledger_of_another_version_is_refused_in_one_line_and_stays_unchanged(
         assert db.execute(text("SELECT * FROM entries")).all() == before
 
 
-def test_ledger_refuses_a_second_entry_of_one_release(url: str) -> None:
+def test_ledger_refuses_a_second_entry_of_one_release(url):
     Ledger.open(url)
     tables = inspect(create_engine(url))
     assert set(tables.get_table_names()) == set(Base.metadata.tables)
@@ -231,7 +225,7 @@ def test_ledger_refuses_a_second_entry_of_one_release(url: str) -> None:
 
 
 @pytest.mark.postgres
-def test_reader_without_write_permission_can_query(postgres_url: str) -> None:
+def test_reader_without_write_permission_can_query(postgres_url):
     """Steps that parse files can only read the ledger's tables, so queries must not lock."""
     writer = Ledger.open(postgres_url)
     writer.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
@@ -278,9 +272,7 @@ def refused(ledger: Ledger, seeds: SeedStore, words: str) -> None:
     assert seeds.drawn() == before
 
 
-def test_another_ledger_is_refused(
-    ledger: Ledger, url: str, seeds: SeedStore, tmp_path: Path
-) -> None:
+def test_another_ledger_is_refused(ledger, url, seeds, tmp_path):
     release(ledger, seeds)
     refused(Ledger.open(f"sqlite:///{tmp_path}/other.db"), seeds, "drawn under another ledger")
     assert ledger.confirm_memory(seeds) == ledger.identity()
@@ -293,9 +285,7 @@ def test_another_ledger_is_refused(
         (["entries", "datasets", "budgets"], 2),
     ],
 )
-def test_one_deleted_entry_is_missed(
-    ledger: Ledger, url: str, seeds: SeedStore, deleted: list[str], lost: int
-) -> None:
+def test_one_deleted_entry_is_missed(ledger, url, seeds, deleted, lost):
     release(ledger, seeds)
     release(ledger, seeds, "two")
     with create_engine(url).begin() as db:
@@ -304,9 +294,7 @@ def test_one_deleted_entry_is_missed(
     refused(Ledger.open(url), seeds, f"drawn for {lost} releases that it does not hold")
 
 
-def test_an_older_copy_is_refused_and_the_backup_of_both_is_not(
-    tmp_path: Path, seeds: SeedStore
-) -> None:
+def test_an_older_copy_is_refused_and_the_backup_of_both_is_not(tmp_path, seeds):
     url = f"sqlite:///{tmp_path}/ledger.db"
     ledger = Ledger.open(url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
@@ -321,18 +309,14 @@ def test_an_older_copy_is_refused_and_the_backup_of_both_is_not(
         restored.confirm_memory(seeds)
 
 
-def test_a_ledger_that_reserved_and_drew_nothing_yet_is_not_missed(
-    ledger: Ledger, seeds: SeedStore, tmp_path: Path
-) -> None:
+def test_a_ledger_that_reserved_and_drew_nothing_yet_is_not_missed(ledger, seeds, tmp_path):
     ledger.reserve(reservation())
     seeds.create("content-digests")  # belongs to the deployment, not to a release
     Ledger.open(f"sqlite:///{tmp_path}/new.db").confirm_memory(seeds)
     ledger.confirm_memory(seeds)
 
 
-def test_the_ledger_is_remembered_before_the_first_seed_is_drawn(
-    ledger: Ledger, seeds: SeedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledger_is_remembered_before_the_first_seed_is_drawn(ledger, seeds, monkeypatch):
     entry = ledger.reserve(reservation())
 
     def killed(key: str) -> None:

@@ -61,28 +61,22 @@ def fill(held_by: Budget, events: list[tuple[MechanismEvent, float]]) -> list[En
 
 @given(st.floats(0.3, 20), st.floats(-9, -4), st.floats(0, 1))
 @settings(max_examples=40, deadline=None)
-def test_gaussians_that_fill_a_budget_stay_within_it(
-    epsilon: float, log_delta: float, size: float
-) -> None:
+def test_gaussians_that_fill_a_budget_stay_within_it(epsilon, log_delta, size):
     """k Gaussian mechanisms equal one with σ/√k, whose δ(ε) has a closed form."""
     own = budget(epsilon, 10**log_delta)
     room = privacy_filter.capacity(own)
-    assert room is not None
     assert math.isfinite(own.order)
     k = 1 + int(8 * size)
     sigma = math.sqrt(k * own.order / (2 * room.rho)) * (1 + 1e-12)  # k of them fit exactly
     held = fill(own, [(Gaussian(sigma), 1e-7)])
     assert len(held) == k
     delta = float(gaussian_delta(epsilon, math.sqrt(k) / sigma))
-    assert own.delta is not None
     assert delta <= own.delta
 
 
 @pytest.mark.parametrize("order", [None, 16.0, math.inf])
 @pytest.mark.parametrize(("epsilon", "delta"), [(2.0, 1e-5), (6.0, 1e-6)])
-def test_mixed_releases_that_fill_a_budget_stay_within_it(
-    epsilon: float, delta: float, order: float | None
-) -> None:
+def test_mixed_releases_that_fill_a_budget_stay_within_it(epsilon, delta, order):
     own = budget(epsilon, delta, order)
     events: list[tuple[MechanismEvent, float]] = [
         (ThresholdedHistogram(64, 60.0, 400), 1e-7),
@@ -99,14 +93,14 @@ def test_mixed_releases_that_fill_a_budget_stay_within_it(
     assert standing.epsilon_so_far <= epsilon
 
 
-def test_coins_alone_fill_a_filter() -> None:
+def test_coins_alone_fill_a_filter():
     leaky = ThresholdedHistogram(100, 30.0, 170)  # δ of a coin: about 100·Pr[Z ≥ 169] = 9e-7
     held = [entry(Gaussian(50.0), 1e-9, 0)]  # already charged, so the filter applies
     with pytest.raises(BudgetExceeded, match="is δ 0 "):
         privacy_filter.admit(budget(50.0, 1e-6), held, [entry(leaky, 1e-6, 1)])
 
 
-def test_release_of_infinite_cost_is_refused() -> None:
+def test_release_of_infinite_cost_is_refused():
     hopeless = entry(Gaussian(1e-3), 1e-7, 0)
     for order in (4.0, math.inf):
         with pytest.raises(BudgetExceeded):
@@ -122,12 +116,11 @@ def test_conversion_equals_the_published_formula() -> None:
     assert privacy_filter.conversion(1e-5, 10) == pytest.approx(expected)
     assert expected == pytest.approx(0.918010, abs=1e-6)
     room = privacy_filter.capacity(budget(3.0, 2e-5, 10.0))
-    assert room is not None
     assert room.rho == pytest.approx(3 - expected)
     assert room.delta == 1e-5
 
 
-def test_default_order_has_room_for_most_gaussians() -> None:
+def test_default_order_has_room_for_most_gaussians():
     best = budget(8.0, 1e-5)
     mine = len(fill(best, [(Gaussian(3.0), 1e-7)]))
     for order in (2.0, 3.0, 8.0, 32.0, math.inf):
@@ -145,9 +138,7 @@ def divergence(p: NDArray[np.float64], q: NDArray[np.float64], order: float) -> 
 
 @pytest.mark.parametrize("order", [2, 5, 16])
 @pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.0), (0.2, 2.0), (1.0, 3.0)])
-def test_a_poisson_sampled_gaussian_costs_its_divergence(
-    rate: float, sigma: float, order: int
-) -> None:
+def test_a_poisson_sampled_gaussian_costs_its_divergence(rate, sigma, order):
     """Compare with E_Q[(P/Q)^α] by quadrature in both directions, where P is the mixture."""
     x = np.linspace(-30 * sigma, 30 * sigma + 16, 400_001)
     q = np.exp(-(x**2) / (2 * sigma**2))
@@ -161,9 +152,7 @@ def test_a_poisson_sampled_gaussian_costs_its_divergence(
 
 
 @given(st.floats(1e-4, 20), st.integers(2, 512))
-def test_randomised_response_has_the_largest_charge_of_an_epsilon(
-    epsilon: float, order: int
-) -> None:
+def test_randomised_response_has_the_largest_charge_of_an_epsilon(epsilon, order):
     assert pure_dp_rdp(epsilon, math.inf) == epsilon
     assert pure_dp_rdp(math.inf, order) == math.inf
     rho = pure_dp_rdp(epsilon, order)
@@ -190,7 +179,7 @@ def released(count: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("order", [2, 4, 32])
-def test_a_histogram_costs_no_less_than_it_gives_away(order: int) -> None:
+def test_a_histogram_costs_no_less_than_it_gives_away(order):
     """Enumerate ℓ, the words that only the unit has; it shares the other N − ℓ words."""
     charged = cost(HISTOGRAM, order)
     passes = 1 - released(1)[0]
@@ -208,7 +197,7 @@ def test_a_histogram_costs_no_less_than_it_gives_away(order: int) -> None:
     assert charged.delta == pytest.approx(1 - (1 - passes) ** WORDS, rel=1e-9)
 
 
-def test_events_without_a_renyi_bound_cost_their_epsilon_and_delta() -> None:
+def test_events_without_a_renyi_bound_cost_their_epsilon_and_delta():
     event = TruncatedPoissonGaussian(1000, 40, ((0.02, 2.0, 10),))
     charged = cost(event, 8, 1e-5)
     assert charged == PrivacyCharge(pure_dp_rdp(epsilon_pld(event, 1e-5), 8), 1e-5)

@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +36,7 @@ def way(ledger: Ledger) -> Way | None:
     return ledger.remaining("notes").way
 
 
-def test_small_plan_leaves_the_budget_to_the_filter(ledger: Ledger) -> None:
+def test_small_plan_leaves_the_budget_to_the_filter(ledger):
     assert way(ledger) is None
     assert ledger.cost_of_plan(plan(4.0)).way is Way.SEQUENCE
     ledger.register_plan(plan(4.0))
@@ -51,7 +47,7 @@ def test_small_plan_leaves_the_budget_to_the_filter(ledger: Ledger) -> None:
     assert "as one plan" not in str(refused.value)
 
 
-def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger: Ledger) -> None:
+def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger):
     decision = ledger.cost_of_plan(one_plan())
     assert (decision.way, decision.left_after, decision.more_of_the_same) == (Way.ONE_PLAN, 0.0, 1)
     ledger.register_plan(one_plan())
@@ -59,7 +55,6 @@ def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger: Ledger) -> None:
     together = compose(*(r.event for r in one_plan()))
     assert remaining.way is Way.ONE_PLAN
     assert remaining.capacity == privacy_filter.PrivacyCharge(EPSILON, DELTA)
-    assert remaining.spent is not None
     assert remaining.share == pytest.approx(remaining.spent.rho / EPSILON)
     assert remaining.spent.rho == pytest.approx(epsilon_pld(together, DELTA))
     with pytest.raises(BudgetExceeded, match="closed for every other release"):
@@ -71,14 +66,14 @@ def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger: Ledger) -> None:
     assert len(ledger.history("notes")) == 2
 
 
-def test_plan_beyond_both_ways_is_refused_with_both_sums(ledger: Ledger) -> None:
+def test_plan_beyond_both_ways_is_refused_with_both_sums(ledger):
     with pytest.raises(BudgetExceeded, match=r"Rényi order.*; and as one plan ε .* > 8 at δ"):
         ledger.register_plan(plan(0.5))
     assert ledger.history("notes") == []
     assert way(ledger) is None
 
 
-def test_lost_seed_in_a_closed_budget_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+def test_lost_seed_in_a_closed_budget_is_refused(ledger, tmp_path):
     first, _ = one_plan()
     ledger.register_plan(one_plan())
     ledger.seed(ledger.reserve(first), SeedStore(tmp_path / "seeds"), b"manifest")
@@ -88,7 +83,7 @@ def test_lost_seed_in_a_closed_budget_is_refused(ledger: Ledger, tmp_path: Path)
     assert ledger.reserve(first).state is State.RESERVED
 
 
-def test_untouched_plan_is_given_back_and_the_way_is_open_again(ledger: Ledger) -> None:
+def test_untouched_plan_is_given_back_and_the_way_is_open_again(ledger):
     ledger.register_plan(one_plan())
     ledger.withdraw_plan("notes", "run")
     assert way(ledger) is None
@@ -101,7 +96,7 @@ def test_untouched_plan_is_given_back_and_the_way_is_open_again(ledger: Ledger) 
     ]  # fmt: skip
 
 
-def test_begun_plan_keeps_the_budget_closed(ledger: Ledger) -> None:
+def test_begun_plan_keeps_the_budget_closed(ledger):
     """The data may decide when a run stops, so giving back the rest would be a filter by PLD."""
     ledger.register_plan(one_plan())
     ledger.reserve(one_plan()[0])
@@ -115,7 +110,7 @@ def test_begun_plan_keeps_the_budget_closed(ledger: Ledger) -> None:
     assert way(ledger) is Way.ONE_PLAN
 
 
-def test_new_plan_replaces_the_untouched_plan_of_an_ended_run_if_it_fits(ledger: Ledger) -> None:
+def test_new_plan_replaces_the_untouched_plan_of_an_ended_run_if_it_fits(ledger):
     ledger.register_plan(plan(2.0, 2.0, key="killed"))
     spent = ledger.remaining("notes").spent
     with pytest.raises(BudgetExceeded):
@@ -127,9 +122,7 @@ def test_new_plan_replaces_the_untouched_plan_of_an_ended_run_if_it_fits(ledger:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_plan_of_a_live_or_begun_run_is_counted_next_to_a_new_one(
-    ledger: Ledger, begun: bool
-) -> None:
+def test_plan_of_a_live_or_begun_run_is_counted_next_to_a_new_one(ledger, begun):
     ledger.register_plan(plan(2.0, 2.0, key="first"))
     if begun:
         ledger.reserve(plan(2.0, key="first")[0])
@@ -138,7 +131,7 @@ def test_plan_of_a_live_or_begun_run_is_counted_next_to_a_new_one(
     assert ledger.remaining("notes").charged_entries == 3
 
 
-def test_identical_run_takes_the_plan_over_from_the_first(ledger: Ledger) -> None:
+def test_identical_run_takes_the_plan_over_from_the_first(ledger):
     """Otherwise the end of the first run would release the budget that the second one needs."""
     releases = one_plan()
     ledger.register_plan(releases)
@@ -149,7 +142,7 @@ def test_identical_run_takes_the_plan_over_from_the_first(ledger: Ledger) -> Non
     assert len(ledger.give_back("again")) == 2
 
 
-def test_end_of_a_run_gives_back_its_untouched_plans_of_every_data_set(ledger: Ledger) -> None:
+def test_end_of_a_run_gives_back_its_untouched_plans_of_every_data_set(ledger):
     ledger.register_dataset("labels", PrivacyUnit.PATIENT, EPSILON, DELTA)
     ledger.register_plan(plan(4.0, key="on notes"))
     labels = [reservation("l", GAUSSIAN, dataset="labels", plan_key="on labels", run="on notes")]
@@ -167,9 +160,7 @@ def states(ledger: Ledger) -> list[State]:
     return [entry.state for entry in ledger.history("notes")]
 
 
-def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(
-    ledger: Ledger,
-) -> None:
+def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(ledger):
     ledger.register_plan(whole_run())
     dear = plan(0.6, key="later")
     with pytest.raises(BudgetExceeded, match="`confide ledger withdraw DATASET RUN`") as caught:
@@ -184,7 +175,7 @@ def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(
     assert "ledger withdraw" not in str(caught.value)  # a plan that has begun stays charged
 
 
-def test_withdrawn_release_is_admitted_again_before_it_is_reserved(ledger: Ledger) -> None:
+def test_withdrawn_release_is_admitted_again_before_it_is_reserved(ledger):
     asked = reservation("dear", Gaussian(0.8), plan_key="dp_bert/one", run="dp_bert/one")
     ledger.register_plan([asked])
     ledger.withdraw_plan("notes", "dp_bert/one")
@@ -194,7 +185,7 @@ def test_withdrawn_release_is_admitted_again_before_it_is_reserved(ledger: Ledge
     assert states(ledger) == [State.WITHDRAWN, State.RESERVED]
 
 
-def test_begun_release_stays_charged(ledger: Ledger) -> None:
+def test_begun_release_stays_charged(ledger):
     vocabulary, _ = whole_run()
     ledger.register_plan(whole_run())
     ledger.reserve(vocabulary)
@@ -208,7 +199,7 @@ def test_begun_release_stays_charged(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("begun", [State.RESERVED, State.SETTLED])
-def test_plan_composed_by_pld_is_given_back_whole_or_not_at_all(url: str, begun: State) -> None:
+def test_plan_composed_by_pld_is_given_back_whole_or_not_at_all(url, begun):
     ledger = Ledger.open(url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
     ledger.register_plan(whole_run())
@@ -227,7 +218,7 @@ def test_plan_composed_by_pld_is_given_back_whole_or_not_at_all(url: str, begun:
     assert ledger.remaining("notes").spent == spent
 
 
-def test_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> None:
+def test_withdrawn_release_draws_no_noise(ledger, tmp_path):
     ledger.register_plan(whole_run())
     (first, _) = ledger.withdraw_plan("notes", "dp_bert/one")
     with pytest.raises(BadInput, match="reserve it"):
@@ -236,9 +227,7 @@ def test_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> Non
         ledger.settle(first.id)
 
 
-def test_second_of_two_racing_runs_is_refused_with_the_reason(
-    ledger: Ledger, url: str, other_processes: ForkServerContext
-) -> None:
+def test_second_of_two_racing_runs_is_refused_with_the_reason(ledger, url, other_processes):
     names = ("dp_bert/a", "dp_bert/b")
     said = dict(run_at_once(other_processes, register_run, [(url, name) for name in names]))
     (refused,) = [name for name in names if said[name]]
@@ -313,9 +302,7 @@ def check(charged: list[Entry], order: float, room: float) -> None:
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_no_sequence_of_plans_leaves_its_way_or_exceeds_the_budget(
-    tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[str, int, list[float]]]
-) -> None:
+def test_no_sequence_of_plans_leaves_its_way_or_exceeds_the_budget(tmp_path_factory, moves):
     ledger = Ledger.open(f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db")
     budget = ledger.register_dataset("notes", PrivacyUnit.PATIENT, EPSILON, DELTA)
     room = EPSILON - privacy_filter.conversion(DELTA / 2, budget.order)

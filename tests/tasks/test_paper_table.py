@@ -3,8 +3,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dp_core.vocabulary.hoory2021 import PaperRow, paper_table
-from tasks.commands import epsilon_command
+from tasks.commands.paper_table_command import PaperRow, command, paper_table
 
 
 @pytest.fixture(scope="module")
@@ -25,40 +24,48 @@ def rows() -> dict[str, PaperRow]:
         ("epsilon_t_131072_31250_accumulated", 0.6, pytest.approx(0.529, rel=0.01)),
         ("epsilon_t_workshop", 0.58, pytest.approx(0.529, rel=0.01)),
         ("epsilon_t_256_words", None, pytest.approx(22.3, rel=0.01)),
+        ("epsilon_t_rows", None, pytest.approx(6.05, rel=0.01)),
+        ("epsilon_kerrigan_1.1_noise_scale", 9.75, pytest.approx(1.391, rel=0.01)),
+        ("epsilon_jagannatha_1_1", 0.626, pytest.approx(0.019, abs=0.001)),
+        ("epsilon_jana_1", 0.688, pytest.approx(0.734, rel=0.01)),
         ("batch_product", 128_000, 262_144),
         ("updates", None, 31_250),
         ("words_per_example", 256, pytest.approx(8.6, abs=0.05)),
     ],
 )
-def test_figures_equal_reference_values(
-    rows: dict[str, PaperRow], name: str, printed: float | None, true: float
-) -> None:
+def test_figures_equal_reference_values(rows, name, printed, true):
     assert (rows[name].printed, rows[name].true) == (printed, true)
 
 
-def test_renyi_and_older_accounting_equal_reference_values(rows: dict[str, PaperRow]) -> None:
+def test_renyi_and_older_accounting_equal_reference_values(rows):
     more = rows["epsilon_t_131072_31250_accumulated"].more
     assert more["epsilon_rdp"] == pytest.approx(0.561, rel=0.01)
     assert more["epsilon_old_conversion"] == pytest.approx(0.655, rel=0.01)
 
 
-def test_a_million_updates_or_double_batches_do_not_give_the_printed_epsilon(
-    rows: dict[str, PaperRow],
-) -> None:
+def test_a_million_updates_or_double_batches_do_not_give_the_printed_epsilon(rows):
     for name in ("131072_1000000", "262144_31250", "262144_1000000"):
         row = rows[f"epsilon_t_{name}_accumulated"]
         assert row.true > 1.0
         assert "does not hold" in row.verdict
 
 
-def test_verdict_of_rounding_is_true(rows: dict[str, PaperRow]) -> None:
+def test_verdict_of_rounding_is_true(rows):
     assert "rounding" in rows["epsilon_t_131072_31250_accumulated"].verdict  # 0.561 is 0.6
     workshop = rows["epsilon_t_workshop"].verdict  # 0.561 is not 0.58
     assert "rounding" not in workshop
     assert "0.561" in workshop and "0.655" in workshop
 
 
-def test_noise_per_shard_gives_smaller_epsilon(rows: dict[str, PaperRow]) -> None:
+def test_values_of_renyi_accounting_of_other_papers_equal_reference_values(rows):
+    """Jana and Biemann print 0.688; Jagannatha et al. print 0.223 after one and three epochs."""
+    assert rows["epsilon_jana_1"].more["epsilon_rdp"] == pytest.approx(1.032, rel=0.01)
+    for epochs in (1, 3):
+        old = rows[f"epsilon_jagannatha_2_{epochs}"].more["epsilon_old_conversion"]
+        assert old == pytest.approx(0.223, abs=0.002)
+
+
+def test_noise_per_shard_gives_smaller_epsilon(rows):
     values = [
         rows[f"epsilon_t_131072_31250_{noise}"].true
         for noise in ("accumulated", "per_shard", "per_shard_and_micro")
@@ -66,6 +73,6 @@ def test_noise_per_shard_gives_smaller_epsilon(rows: dict[str, PaperRow]) -> Non
     assert values == sorted(values, reverse=True)
 
 
-def test_infinite_values_are_written_as_json(rows: dict[str, PaperRow]) -> None:
-    asked = CliRunner().invoke(epsilon_command.paper_table, ["--json"], catch_exceptions=False)
+def test_infinite_values_are_written_as_json(rows):
+    asked = CliRunner().invoke(command, ["--json"], catch_exceptions=False)
     assert [row["name"] for row in json.loads(asked.output)] == list(rows)

@@ -1,0 +1,430 @@
+"""Documents from tables whose columns have names: CSV, Parquet and JSON lines.
+
+A column has a role: `text`, `patient`, `document`, `admission`, `date` (of the note) or `error` (a
+mark of withdrawn notes). The settings name columns; common English and German names of the other
+roles, except `date`, are recognised. If several columns could have a role, the table is refused.
+
+The date is part of a document's name. With a column of documents, two dates are two documents,
+since some hospitals number their documents anew each year. Without one, all text of a patient with
+the same date is one document.
+
+What a file means depends on its header and the settings alone, never on its rows: otherwise the
+note of one patient could change the text or the ids of another.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dp_core.data.corpus import Document, normalised_id
+from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.sources import (
+    ALWAYS_ALLOWED,
+    BOM,
+    LARGEST_RATIO,
+    LONGEST,
+    TooMuch,
+    bare_name,
+    bounded_lines,
+    input_files,
+    is_unicode,
+    json_objects,
+    location_of,
+    open_bytes,
+    read_items,
+    refuse_damaged_file,
+    text_problem,
+)
+from dp_core.errors import BadInput, PrivateTextRefusal
+
+SUFFIXES = {
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet", ".pq"),
+    "jsonl": (".jsonl", ".ndjson"),
+    "noteevents": (".csv",),
+}
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+# Common names of each role's columns, without case, spaces and punctuation. The first one is the
+# project's own name, which wins over all others.
+COMMON_NAMES = {
+    "text": "text note notes notetext notiz befund befundtext bericht berichttext brief arztbrief"
+    " entlassbrief freitext dokumenttext volltext report reporttext content body inhalt",
+    "patient": "patientid patient patid patnr patnummer patientnr patientennr patientennummer"
+    " patientenid subjectid personid mrn",
+    "document": "documentid docid docnr noteid rowid dokumentid dokid doknr dokumentnr befundid"
+    " befundnr berichtid berichtnr reportid",
+    "admission": "admissionid hadmid encounterid fallid fallnr fallnummer aufnahmeid aufnahmenr",
+    "error": "iserror",
+    "date": "date notedate charttime datum befunddatum berichtdatum dokumentdatum",
+}
+NOTEEVENTS = "text:TEXT,patient:SUBJECT_ID,delimiter:comma"
+_ERROR_MARKS = frozenset({"1", "1.0", "true", "t"})
+_LONGEST_ROW = 2 * LONGEST  # bytes; a longer row means broken quoting, not a long note
+_OBJECTS = 1000  # JSON lines whose keys are the columns of a file
+_ROWS = 256  # rows of Parquet in memory
+_DAMAGED = (pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
+# A word of the name of a column: anything else may be a text, in a file without a header.
+_NAME = re.compile(r"[^\W\d][\w./()#-]{0,39}(?: [\w./()#-]{1,39}){0,2}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a table, and the form of a CSV file.
+
+    Attributes:
+        columns: the columns of some roles; those of others are recognised by common names.
+        delimiter: between the cells of CSV; empty for the one that the header has most often.
+        encoding: of CSV; `utf-8` or `windows-1252`.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    delimiter: str = ""
+    encoding: str = "utf-8"
+
+    @classmethod
+    def parse(cls, setting: str) -> Layout:
+        """Return the layout that a setting describes: `text:Note,patient:PatNr,delimiter:tab`."""
+        parts = dict(part.split(":", 1) for part in setting.split(",")) if setting else {}
+        delimiter = DELIMITERS.get(parts.pop("delimiter", ""), "")
+        encoding = parts.pop("encoding", "utf-8")
+        return cls(parts, delimiter=delimiter, encoding=encoding)
+
+    def roles(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the place of each role's column in a header.
+
+        Raises:
+            BadInput: a column is missing, or several columns could have a role.
+        """
+        candidates = recognised(names) | {"date": []}
+        for role, column in self.columns.items():
+            candidates[role] = [n for n, name in enumerate(names) if _same(name) == _same(column)]
+        needed = dict.fromkeys(("text", *self.columns))
+        missing = [role for role in needed if not candidates[role]]
+        several = next((role for role in candidates if len(candidates[role]) > 1), None)
+        if missing:
+            lacks = " and ".join(self.columns.get(role, f"a column of {role}") for role in missing)
+            raise PrivateTextRefusal(f"a header lacks {lacks}", fix=self._fix(names))
+        if several:
+            columns = ", ".join(names[place] for place in candidates[several])
+            what = f"several columns could hold the {several}: {columns}"
+            raise PrivateTextRefusal(what, fix=f"Name one of them: {several}:COLUMN.")
+        return {role: places[0] for role, places in candidates.items() if places}
+
+    def _fix(self, names: Sequence[str]) -> str:
+        """Return a remedy with the names of the columns, unless they may be a row of text.
+
+        The first line of a file without a header is private. Names are shown only if all of them
+        are short words, and at least one of them is a common name or is among those of the layout.
+        """
+        named = {_same(column) for column in self.columns.values()}
+        is_known = any(recognised(names).values()) or any(_same(name) in named for name in names)
+        if is_known and all(map(_NAME.fullmatch, names)):
+            return f"Its columns: {', '.join(names)}. Name those to read: text:COLUMN."
+        return "It may have no header: its first line must name the columns."
+
+
+def _same(name: str) -> str:
+    return name.strip().casefold()
+
+
+def recognised(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the places of the columns that may have each role, by their common names."""
+    plain = ["".join(filter(str.isalnum, name.casefold())) for name in names]
+    candidates = {}
+    for role, common in COMMON_NAMES.items():
+        first, *others = common.split()
+        wanted = [first] if first in plain else others
+        candidates[role] = [place for place, name in enumerate(plain) if name in wanted]
+    return candidates
+
+
+def read_table(
+    path: Path, quarantine: Quarantine, *, format: str, layout: Layout
+) -> Iterator[Document]:
+    """Yield the documents of a file or folder; see `read_corpus`.
+
+    Rows of CSV and Parquet without a patient are rejected if there is a column of patients.
+
+    A note must not become several rows, and its words must not become patients. After a stray
+    quote the beginning of the next row is unknown, so CSV is read as RFC 4180 defines it or not at
+    all. A misplaced quote, a quote that is not closed, an id over two lines, or a row with more or
+    fewer cells than the header (as the lines of a note without its quotes have) refuses the source.
+    """
+
+    def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason | None]]:
+        try:
+            yield from _ROWS_OF[format](file, layout)
+        except _Broken as broken:
+            quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.args[0]}")
+            raise PrivateTextRefusal(
+                "a row has broken quoting, or not as many cells as the header",
+                where=str(path),
+                fix="Write it as RFC 4180 requires: quotes around a text, doubled inside it.",
+            ) from None
+        except BadInput as error:
+            quarantine.reject(Reason.WRONG_COLUMNS, location_of(file, path))
+            raise PrivateTextRefusal(error.what, where=str(path), fix=error.fix) from None
+
+    return read_items(path, SUFFIXES[format], quarantine, documents_of)
+
+
+def layout_of(format: str, columns: str = "") -> Layout:
+    """Return the layout of a table from its format and the setting that names its columns."""
+    return Layout.parse(NOTEEVENTS if format == "noteevents" else columns)
+
+
+def columns_of(path: Path, format: str, layout: Layout) -> dict[str, str]:
+    """Return the column of each role in a file, or in the first file of a folder.
+
+    Only the header is read; of JSON lines, the keys of the first objects.
+
+    Raises:
+        BadInput: the file cannot be read, or a column is missing or ambiguous.
+    """
+    names = header_of(path, format, layout)
+    return {role: names[place] for role, place in layout.roles(names).items()}
+
+
+def header_of(path: Path, format: str, layout: Layout) -> list[str]:
+    """Return the names of the columns of a file, or of the first file of a folder.
+
+    Raises:
+        BadInput: the file cannot be read, or its header has another encoding.
+    """
+    file = input_files(path, SUFFIXES[format], Quarantine())[0]
+    with refuse_damaged_file(path, file, Quarantine()):
+        if format == "jsonl":
+            first = itertools.islice(json_objects(file), _OBJECTS)
+            keys = (row for _, row in first if not isinstance(row, Reason))
+            return list(dict.fromkeys(itertools.chain.from_iterable(keys)))
+        if format == "parquet":
+            with _parquet(file) as table:
+                return list(table.schema_arrow.names)
+        with open_bytes(file) as stream, suppress(_Broken):
+            return _csv(stream, layout)[0]
+    return []
+
+
+def _document(row: Mapping[str, Any]) -> Document | Reason | None:
+    """Return a row's document, the reason why there is none, or None for a withdrawn note.
+
+    Args:
+        row: the value of each role that has a column.
+    """
+    if str(row.get("error", "")).strip().lower() in _ERROR_MARKS:
+        return None
+    text = row.get("text")
+    try:
+        document, patient, admission, date = (
+            normalised_id(row.get(role)) for role in ("document", "patient", "admission", "date")
+        )
+    except ValueError:
+        return Reason.WRONG_FIELD
+    if not isinstance(text, str):
+        return Reason.WRONG_FIELD
+    if problem := text_problem(text, document, patient, admission, date):
+        return problem
+    if date and (document or patient):
+        document = f"{date} {document}".strip()
+    return Document(document, patient, text.replace("\r\n", "\n"), admission)
+
+
+def _documents(
+    rows: Iterable[tuple[int, Sequence[Any]]], roles: Mapping[str, int]
+) -> Iterator[tuple[int, Document | Reason | None]]:
+    for number, cells in rows:
+        document = _document({role: cells[place] for role, place in roles.items()})
+        if isinstance(document, Document) and "patient" in roles and not document.patient_id:
+            document = Reason.NO_PATIENT
+        yield number, document
+
+
+# --- JSON lines
+
+
+def _json_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
+    roles_of = lru_cache(partial(_roles_of_object, layout))
+    for number, row in json_objects(file):
+        if isinstance(row, Reason):
+            yield number, row
+        elif roles := roles_of(tuple(row)):
+            yield number, _document({role: row[key] for role, key in roles.items()})
+        else:
+            yield number, Reason.WRONG_FIELD
+
+
+def _roles_of_object(layout: Layout, keys: tuple[str, ...]) -> dict[str, str]:
+    """Return the key of each role in one object, by its own keys alone; none without a text.
+
+    An object may lack the key of any other role.
+    """
+    there = set(map(_same, keys))
+    columns = {r: c for r, c in layout.columns.items() if r == "text" or _same(c) in there}
+    try:
+        places = replace(layout, columns=columns).roles(keys)
+    except BadInput:
+        return {}
+    return {role: keys[place] for role, place in places.items()}
+
+
+# --- CSV
+
+
+class _Broken(Exception):
+    """Quoting that violates RFC 4180; the argument is the line at which the row begins."""
+
+
+def _csv_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
+    with open_bytes(file) as stream:
+        names, rows = _csv(stream, layout)
+        roles = layout.roles(names)
+        ids = [place for role, place in roles.items() if role != "text"]
+
+        def whole() -> Iterator[tuple[int, list[str]]]:
+            for number, cells in rows:
+                if len(cells) != len(names) or any("\n" in cells[place] for place in ids):
+                    raise _Broken(number)
+                yield number, cells
+
+        yield from _documents(whole(), roles)
+
+
+def _csv(stream: IO[bytes], layout: Layout) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Return the names of the columns, and (number of its first line, cells) of each row.
+
+    Raises:
+        BadInput: the header has another encoding.
+        _Broken: the header has broken quoting.
+    """
+    rows = _whole_rows(stream, layout.encoding)
+    number, header = next(rows, (1, ""))
+    if not is_unicode(header) or "\0" in header:
+        what = f"a header is {'UTF-16' if chr(0) in header else 'not UTF-8'}"
+        raise PrivateTextRefusal(what, fix="Save it as UTF-8, or name encoding:windows-1252.")
+    delimiter = layout.delimiter or max(DELIMITERS.values(), key=partial(_divided, header))
+    names = [name.strip() for name in _cells(header, number, delimiter)] if header else []
+    return names, ((number, _cells(row, number, delimiter)) for number, row in rows)
+
+
+def _divided(header: str, delimiter: str) -> int:
+    """Return the number of cells into which a delimiter divides a header; 0 for broken quoting."""
+    return len(_cells(header, 1, delimiter)) if _row_pattern(delimiter).fullmatch(header) else 0
+
+
+def _whole_rows(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str]]:
+    """Yield (number of its first line, text) of each row.
+
+    In CSV of this form, a row ends with the first line that closes every quote.
+
+    Raises:
+        _Broken: the file is not of this form, or the last row does not end.
+    """
+    lines: list[bytes] = []
+    begin, size, is_open = 1, 0, False
+    for number, line in enumerate(bounded_lines(stream, _LONGEST_ROW, keep_ends=True), 1):
+        if not lines:
+            begin, size = number, 0
+        if line is None:
+            raise _Broken(begin)
+        lines.append(line)
+        size += len(line)
+        is_open ^= line.count(b'"') % 2 == 1
+        if size > _LONGEST_ROW:
+            raise _Broken(begin)
+        if not is_open:
+            # Bytes of another encoding become lone surrogates, so that only their own row is lost.
+            row = b"".join(lines).decode(encoding, "surrogateescape")
+            lines = []
+            row = (row.removeprefix(BOM) if begin == 1 else row).removesuffix("\n")
+            row = row.removesuffix("\r")
+            if row.strip():
+                yield begin, row
+    if lines:
+        raise _Broken(begin)
+
+
+@lru_cache
+def _row_pattern(delimiter: str) -> re.Pattern[str]:
+    """Return the form of a row: quotes enclose a whole cell; a quote inside a cell is doubled.
+
+    RFC 4180, section 2.
+    """
+    cell = rf'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{re.escape(delimiter)}\r\n]*+)'
+    return re.compile(rf"{cell}(?:{re.escape(delimiter)}{cell})*+")
+
+
+def _cells(row: str, number: int, delimiter: str) -> list[str]:
+    if not _row_pattern(delimiter).fullmatch(row):
+        raise _Broken(number)
+    csv.field_size_limit(_LONGEST_ROW)
+    return next(csv.reader([row], delimiter=delimiter, strict=True))
+
+
+# --- Parquet
+
+
+def _parquet_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
+    with _parquet(file) as table:
+        names = list(table.schema_arrow.names)
+        roles = layout.roles(names)
+        columns = [names[place] for place in roles.values()]
+
+        def rows() -> Iterator[tuple[int, tuple[Any, ...]]]:
+            number = itertools.count(1)
+            try:
+                for batch in table.iter_batches(_ROWS, columns=columns, use_threads=False):
+                    values = [_values(batch[column]) for column in columns]
+                    yield from zip(number, zip(*values, strict=True), strict=False)
+            except _DAMAGED:
+                raise EOFError from None  # the cause may quote private text
+
+        yield from _documents(rows(), {role: place for place, role in enumerate(roles)})
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return the values of a column; dates and times as ISO 8601 writes them."""
+    is_time = pa.types.is_temporal(column.type)
+    values: list[Any] = (column.cast(pa.string()) if is_time else column).to_pylist()
+    return values
+
+
+@contextmanager
+def _parquet(file: Path) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; a packed one is unpacked into memory.
+
+    Raises:
+        EOFError: the file is damaged.
+        TooMuch: the file unpacks to far more than text does.
+    """
+    with open_bytes(file) as packed:
+        stream = packed if packed.seekable() else io.BytesIO(packed.read())
+        size = stream.seek(0, io.SEEK_END)
+        try:
+            table = pq.ParquetFile(stream)
+            groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
+            unpacked = sum(group.total_byte_size for group in groups)
+        except _DAMAGED:
+            raise EOFError from None
+        if unpacked > max(ALWAYS_ALLOWED, LARGEST_RATIO * size):
+            raise TooMuch
+        yield table
+
+
+_ROWS_OF = {
+    "csv": _csv_rows,
+    "noteevents": _csv_rows,
+    "parquet": _parquet_rows,
+    "jsonl": _json_rows,
+}

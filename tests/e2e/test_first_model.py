@@ -1,0 +1,92 @@
+"""A person with a table of notes gets from `confide init` to an exported private model."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dp_core.models import hugging_face
+from tasks.demo_data.notes import notes
+
+pytestmark = pytest.mark.slow
+
+HEADER = ("PatNr", "DokNr", "Datum", "Befundtext")
+PATIENTS = 50  # who write about 120 notes
+TINY = {  # the smallest model
+    "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "epochs": 1,
+    "public_steps": 2, "public_batch_size": 8, "device": "cpu",
+}  # fmt: skip
+
+
+def rows() -> list[tuple[str, ...]]:
+    return [
+        (note.patient_id, str(number), f"{number % 28 + 1:02}.03.2024", f"Übergabe. {note.text}")
+        for number, note in enumerate(notes(PATIENTS, seed=5))
+    ]
+
+
+def write_csv(folder: Path) -> Path:
+    file = folder / "Station 5.csv"
+    with file.open("w", encoding="windows-1252", newline="") as stream:
+        table = csv.writer(stream, delimiter=";")
+        table.writerows([HEADER, *rows()])
+    return file
+
+
+def write_parquet(folder: Path) -> Path:
+    columns = dict(zip(HEADER, zip(*rows(), strict=True), strict=True))
+    pq.write_table(pa.table(columns), folder / "ward.parquet")
+    return folder / "ward.parquet"
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_table_of_notes_becomes_an_exported_private_model(
+    tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    file, settings = write(tmp_path), tmp_path / "settings.json"
+
+    def confide(*words: object, code: int = 0) -> str:
+        """Return the output of a command, or the line on standard error of a refused one."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tasks.cli", *map(str, words)],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "CONFIDE_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stderr if code else done.stdout
+
+    def commands(shown: str) -> list[list[str]]:
+        """Return the words of the commands at the end of an output."""
+        return [line.split()[1:] for line in shown.splitlines() if line.startswith("  confide")]
+
+    sizes = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
+    advise, register, run = commands(confide("init", file, "--out", settings))
+    if write is write_csv:
+        register, run = commands(confide(*advise, *sizes))
+    else:  # the job calibrates its noise
+        run += [*sizes, "--set", "target_epsilon=8"]
+    confide(*register)
+    before = confide("ledger", "--json")
+
+    line = confide(*run, "--set", "private_columns=text:Befundtext,patient:Patient", code=2)
+    assert "a header lacks Patient" in line and ", ".join(HEADER) in line
+    assert confide("ledger", "--json") == before
+
+    confide(*run)
+    confide("export", tmp_path / "model")
+    assert hugging_face.load(tmp_path / "model").config.hidden == TINY["hidden"]
+    statement = (tmp_path / "model" / "PRIVACY.md").read_text()
+    (budget,) = json.loads(confide("ledger", "--json")).values()
+    assert budget["history"] and f"ε = {budget['epsilon']:g}" in statement

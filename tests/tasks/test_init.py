@@ -1,0 +1,128 @@
+"""Tests of `confide init` and of the columns that are checked before a run begins."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Confide, set_options
+
+pytestmark = pytest.mark.usefixtures("at_home")
+
+SECRET = "zyxsecret"  # represents the private text of a note
+HEADER = ("PatNr", "DokNr", "Datum", "Befund")
+MIMIC_IV = ("note_id", "subject_id", "hadm_id", "note_type", "charttime", "text")
+
+
+def write(
+    file: Path,
+    header: tuple[str, ...] = HEADER,
+    encoding: str = "utf-8",
+    delimiter: str = ";",
+) -> Path:
+    """Write 116 notes of 58 patients."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "wt", encoding=encoding, newline="") as stream:
+        table = csv.writer(stream, delimiter=delimiter)
+        table.writerow(header)
+        for n in range(116):
+            text = f"{SECRET} Übelkeit;\nkein Fieber, {n}"
+            table.writerow(
+                [n % 58 if name in ("PatNr", "subject_id") else n for name in header[:-1]] + [text]
+            )
+    return file
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1252"])
+def test_init_proposes_columns_encoding_unit_and_a_rounded_bound(
+    confide: Confide, tmp_path: Path, encoding: str
+) -> None:
+    file = write(tmp_path / "Station 5.csv", encoding=encoding)
+    out = tmp_path / "settings.json"
+    answer = confide.json("init", file, "--out", out)
+    columns = "text:Befund,patient:PatNr,document:DokNr,date:Datum"
+    assert (
+        json.loads(out.read_text())
+        == answer["settings"]
+        == {
+            "private_format": "csv",
+            "private_path": str(file),
+            "private_columns": columns + ",encoding:windows-1252" * (encoding == "windows-1252"),
+            "private_dataset": "station-5",
+            "unit": "patient",
+            "declared_units": 60,
+        }
+    )
+    assert (answer["found"]["notes"], answer["found"]["patients"]) == (116, 58)
+    code, shown, err = confide("init", file, "--out", out)
+    assert (code, err) == (0, "")
+    assert SECRET not in shown
+    assert "confide ledger register station-5 --unit patient" in shown
+    assert confide.json("ledger") == {}
+
+
+def test_init_knows_the_notes_of_mimic_iv(confide: Confide, tmp_path: Path) -> None:
+    file = write(tmp_path / "discharge.csv.gz", MIMIC_IV, delimiter=",")
+    settings = confide.json("init", file, "--out", tmp_path / "s.json")["settings"]
+    assert settings["private_columns"] == (
+        "text:text,patient:subject_id,document:note_id,admission:hadm_id,date:charttime"
+    )
+    assert (settings["private_dataset"], settings["unit"]) == ("discharge", "patient")
+
+
+def test_init_takes_a_folder_of_texts_for_documents_or_patients(
+    confide: Confide, tmp_path: Path
+) -> None:
+    for folder in ("flat", "patients"):
+        for n in range(24):
+            file = tmp_path / folder / ("" if folder == "flat" else f"p{n % 12}") / f"{n}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(SECRET)
+    out = tmp_path / "s.json"
+    settings = [
+        confide.json("init", tmp_path / f, "--out", out)["settings"] for f in ("flat", "patients")
+    ]
+    assert [(s["private_format"], s["unit"], s["declared_units"]) for s in settings] == [
+        ("text", "document", 30),
+        ("text", "patient", 15),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "words"),
+    [
+        (("PatNr", "Verlauf"), [], ["a column of text", "--text COLUMN", "PatNr, Verlauf"]),
+        (("PatNr", "Notiz", "Befund"), [], ["hold the text: Notiz, Befund", "--text COLUMN"]),
+        (("PatNr", "MRN", "Befund"), [], ["hold the patient: PatNr, MRN", "--patient COLUMN"]),
+        (HEADER, ["--patient", "Pat"], ["a header lacks Pat", "PatNr, DokNr"]),
+        (("7", SECRET), [], ["may have no header"]),
+    ],
+)  # fmt: skip
+def test_init_refuses_what_it_cannot_decide_and_names_the_option(
+    confide: Confide, tmp_path: Path, header: tuple[str, ...], options: list[str], words: list[str]
+) -> None:
+    out = tmp_path / "s.json"
+    line = confide.refused("init", write(tmp_path / "ward.csv", header), "--out", out, *options)
+    assert all(word in line for word in words), line
+    assert SECRET not in line and not out.exists()
+
+
+def test_a_wrong_column_is_refused_before_anything_is_reserved(
+    confide: Confide, tmp_path: Path
+) -> None:
+    confide.register()
+    before = confide.json("ledger", "history", "notes")
+    for header, columns, what in (
+        (HEADER, "text:Note,patient:PatNr", "a header lacks Note. Its columns: PatNr, DokNr,"),
+        (("Bett", "Befund"), "", "no column of patients is named"),
+    ):
+        settings = set_options(
+            private_format="csv", private_path=write(tmp_path / "ward.csv", header),
+            private_dataset="notes", private_columns=columns,
+        )  # fmt: skip
+        line = confide.refused("run", *settings)
+        assert line.startswith("confide: private_columns: ") and what in line, line
+        assert confide.json("ledger", "history", "notes") == before

@@ -1,0 +1,153 @@
+"""A job with a target ε: σ and the parts follow from it, and the run costs at most that much."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from release_examples import bench_of
+
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol.defaults import AdaptiveDefaults, default_delta
+from tasks.protocol.job import budget_of_run, job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import PretrainSpec
+from tasks.protocol.sweep import SweepSettings
+from tasks.releases.charge import plans_of, refuse_unfit_plans
+from tasks.releases.training_advice import RunReleases
+
+WARD: dict[str, Any] = {
+    "private_format": "jsonl", "private_path": "/x/notes.jsonl", "private_dataset": "ward",
+    "words_per_unit": 16,
+}  # fmt: skip
+
+
+def ward(**changes: Any) -> JobSettings:
+    return JobSettings.model_validate(WARD | changes)
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    units=st.integers(60, 4000),
+    epsilon=st.floats(0.5, 10).map(lambda epsilon: float(f"{epsilon:.3g}")),
+    delta=st.one_of(st.none(), st.floats(-9, -6).map(lambda power: float(f"{10**power:.3g}"))),
+)
+def test_run_costs_at_most_its_target(units, epsilon, delta, tmp_path_factory):
+    """The decision is the ledger's, for a budget of exactly the target."""
+    job = ward(declared_units=units, target_epsilon=epsilon, target_delta=delta)
+    most = job.target_delta
+    assert most is not None
+    folder = tmp_path_factory.mktemp("ledger")
+    ledger = Ledger.open(f"sqlite:///{folder / 'ledger.db'}")
+    ledger.register_dataset("ward", PrivacyUnit.PATIENT, epsilon, most)
+    decision = ledger.cost_of_plan(plans_of(budget_of_run(job).charged)["ward"])
+    assert decision.fits
+    releases = RunReleases.of(job)
+    assert 0.99 * epsilon <= releases.epsilon <= epsilon
+    assert 0.98 * most <= releases.delta <= most
+
+
+def test_phrases_are_part_of_the_target():
+    job = ward(declared_units=1000, target_epsilon=6.0, phrases_per_unit=20)
+    assert job.phrases_epsilon == 4.5 and job.vocabulary_epsilon == 1.5
+    releases = RunReleases.of(job)
+    assert len(releases.alongside) == 2
+    assert 5.9 < releases.epsilon <= 6.0
+    assert ward(declared_units=100, target_epsilon=6.0).phrases_epsilon == 0  # too few units
+
+
+@given(
+    units=st.integers(10, 10**9),
+    epsilon=st.floats(0.01, 100),
+    total=st.one_of(st.none(), st.floats(1e-12, 1e-3)),
+    vocabulary=st.sampled_from(["public+private", "public"]),
+)
+def test_parts_share_the_target_delta(units, epsilon, total, vocabulary):
+    given_settings = AdaptiveDefaults(
+        declared_units=units, target_epsilon=epsilon, target_delta=total,
+        vocabulary_source=vocabulary, private_format="jsonl",
+    )  # fmt: skip
+    resolved = given_settings.of_privacy
+    parts = [resolved["delta"]]
+    parts += [resolved["vocabulary_delta"]] if vocabulary != "public" else []
+    parts += [resolved["phrases_delta"]] if resolved["phrases_epsilon"] else []
+    assert 0.98 * resolved["target_delta"] <= math.fsum(parts) <= resolved["target_delta"]
+
+
+@given(units=st.integers(10, 10**9))
+def test_default_delta_is_at_most_a_hundredth_of_one_in_the_units(units):
+    assert 0.1 < 100 * units * default_delta(units) <= 1.0000001
+
+
+def test_recorded_settings_of_a_target_give_the_same_run():
+    job = ward(declared_units=116, target_epsilon=8.0)
+    steps = job_steps(job)
+    again = JobSettings.model_validate(steps["report"].run_settings)
+    assert {spec.output for spec in job_steps(again).values()} == {s.output for s in steps.values()}
+    training = next(spec for spec in steps.values() if isinstance(spec, PretrainSpec) and spec.plan)
+    assert PretrainSpec.model_validate_json(training.model_dump_json()) == training
+    other = ward(declared_units=116, target_epsilon=7.9)
+    assert job_steps(other)["With DP / pretraining"].output != training.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"noise_multiplier": 1.0}, "target_epsilon: noise_multiplier follows from it"),
+        ({"more_trainings": "epochs=2"}, "target_epsilon: is of one private training"),
+        ({"target_epsilon": None, "target_delta": 1e-6}, "target_delta: belongs to target_epsilon"),
+        ({"target_delta": 1e-6, "delta": 9e-7, "vocabulary_delta": 2e-7}, "sum to 1.1e-06, above"),
+        ({"target_epsilon": 0}, "greater than or equal to 0.01"),
+    ],
+)
+def test_settings_that_contradict_a_target_are_refused(changes, reason):
+    with pytest.raises(ValidationError, match=reason):
+        ward(**{"declared_units": 116, "target_epsilon": 8.0, **changes})
+
+
+def test_sweep_with_a_target_is_refused():
+    with pytest.raises(ValidationError, match="target_epsilon: a sweep varies σ"):
+        SweepSettings(target_epsilon=8.0)
+
+
+# --- defaults that follow from the data
+
+
+@pytest.mark.parametrize("units", [60, 116, 300, 1000, 6000])
+def test_defaults_of_private_text_fit_the_number_of_units(units):
+    job = ward(declared_units=units)
+    assert job.batch_size == min(256, units // 8)
+    assert job.audit_canaries == (units // 10 if units >= 300 else 0)
+    assert bool(job.why_unaudited) == (units < 300)
+    assert (job.nonprivate, job.entities_format) == (False, "none")
+    carriers = [rate * units for rate in job.rates]
+    assert carriers[-1] >= 6  # the most frequent canaries occur
+    burden = sum(job.rates) * job.canaries_per_group * len(job.patterns)
+    assert burden < 0.5  # rows of canaries of a unit
+    assert JobSettings.model_validate(job.model_dump()) == job
+
+
+def test_defaults_of_made_up_text_are_those_of_the_demo():
+    job = JobSettings()
+    assert (job.batch_size, job.noise_multiplier, job.delta) == (256, 0.875, 1e-6)
+    assert (job.nonprivate, job.entities_format, job.audit_canaries) == (True, "synthetic", 0)
+    assert job.canary_rates == "0.002,0.006,0.02" and job.canaries_per_group == 4
+    assert JobSettings(declared_units=116).synthetic_patients == 116
+
+
+def test_given_settings_are_kept():
+    chosen = {"batch_size": 20, "nonprivate": True, "audit_canaries": 3, "holdout": 0.2}
+    job = ward(declared_units=60, **chosen)
+    assert {name: getattr(job, name) for name in chosen} == chosen
+    assert ward(declared_units="60", batch_size=None, holdout="").batch_size == 7
+
+
+@pytest.mark.usefixtures("at_home")
+def test_unregistered_data_set_is_refused_with_the_command_that_registers_it(deployment):
+    job = ward(declared_units=116, target_epsilon=8.0)
+    command = r"confide ledger register ward --unit patient --epsilon 8 --delta 1e-05"
+    with pytest.raises(Exception, match=command):
+        refuse_unfit_plans(bench_of(deployment), budget_of_run(job).charged)
