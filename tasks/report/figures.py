@@ -26,7 +26,6 @@ from tasks.report.model import (
     Measure,
     ModelAt,
     ModelRow,
-    measure_of,
     number_of,
 )
 from tasks.report.tables import significant
@@ -347,48 +346,6 @@ def _highest_by_chance(rows: Sequence[ModelRow]) -> float:
     measured = [model.exposures for row in rows for model in row.saved]
     shown = [e for exposures in measured if isinstance(exposures, tuple) for e in exposures]
     return max(summarise(exposures.rows).mean_null_high for exposures in shown)
-
-
-def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
-    """Return F1 by entity type or class for each model, or None if no value may be shown."""
-    measure = measure_of(models)
-    measured = [
-        (model, {**model.f1_by_type, measure.over_all: model.score})
-        for model in models
-        if any(number_of(v) is not None for v in (model.score, *model.f1_by_type.values()))
-    ]
-    if not measured:
-        return None
-    types = sorted({kind for model, _ in measured for kind in model.f1_by_type})
-    types.append(measure.over_all)
-    figure, (axes,) = canvas(1, 1, 3.8)
-    width, styles = 0.8 / len(measured), styles_of(models)
-    for index, (model, scores) in enumerate(measured):
-        offset = (index - (len(measured) - 1) / 2) * width
-        known = {
-            x + offset: score
-            for x, kind in enumerate(types)
-            if (score := number_of(scores.get(kind))) is not None
-        }
-        colour, _ = styles[model.name]
-        bars = axes.bar(
-            list(known), list(known.values()), width * 0.92, color=colour, label=model.name
-        )
-        labels = [f"{100 * score:.1f}" for score in known.values()]
-        axes.bar_label(bars, labels, padding=2, fontsize=10)
-    axes.set_xticks(range(len(types)), types)
-    axes.grid(visible=False, axis="x")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(0, 1.08)
-    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    axes.set_ylabel(measure.axis if measure is F1 else "F1, accuracy")
-    legend_below(figure)
-    return finish(
-        figure,
-        "entities",
-        measure.by_label,
-        f"{measure.axis} after the same fine-tuning of each model: {measure.explained}.",
-    )
 
 
 def frame_scores(axes: Axes, scores: Sequence[float], measure: Measure) -> None:

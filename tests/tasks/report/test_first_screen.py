@@ -6,7 +6,6 @@ from report_examples import exposure_rows, job_report, sweep_report, with_models
 from dp_core.labels import Dp, Label, Operator
 from tasks.report.first_screen import first_screen
 from tasks.report.model import Edition, Exposures, Report, edition_of
-from tasks.report.page import report_page
 
 ROWS = {
     "none": (Exposures(Label.DP, exposure_rows({}, 7)),),
@@ -98,9 +97,6 @@ def test_usefulness_without_labelled_text_is_the_accuracy_on_masked_tokens() -> 
     assert _sentences(report)["Useful"].startswith(
         "The model with DP reaches an accuracy on masked tokens of private text of 37.7%."
     )
-    page = report_page(report, Edition.OPERATOR)
-    assert "Entity F1" not in page.html and "entities" not in {d.key for d in page.drawings}
-    assert not any("F1" in title for title in page.figures["models"]["DP"])
 
 
 def test_first_screen_of_a_sweep_counts_settings_and_states_ranges() -> None:

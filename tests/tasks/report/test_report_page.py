@@ -70,7 +70,7 @@ def test_page_has_all_sections_figures_and_labels() -> None:
     html = PAGES["made up"].html
     sections = (
         "statement", "results", "memory", "entities", "training", "vocabulary", "ledger", "repeat",
-        "figure-exposure", "figure-training", "figure-entities",
+        "figure-exposure", "figure-training",
     )  # fmt: skip
     parts = [f'id="{name}"' for name in sections]
     parts += [f'<span class="chip {label.value}">{label.value}</span>' for label in Label]
@@ -218,7 +218,6 @@ def test_models_without_fine_tuning_are_compared_by_masked_accuracy(
     titles = [header["name"] for header in whole.tables[0].to_json()["headers"]]
     assert titles.count("MLM accuracy") == 2 and "Entity F1" not in titles
     assert "F1" not in "".join(table.caption for table in whole.tables)
-    assert "entities" not in {drawing.key for drawing in whole.drawings}
     assert "Strict entity F1" not in whole.html
 
 
@@ -268,9 +267,7 @@ def test_page_tables_and_figures_are_written_to_one_folder(tmp_path: Path) -> No
     assert page.read_text(encoding="utf-8") == PAGES["made up"].html
     names = {path.name for path in page.parent.iterdir()}
     figures = {
-        f"{key}.{kind}"
-        for key in ("exposure", "epochs", "training", "entities")
-        for kind in ("svg", "png")
+        f"{key}.{kind}" for key in ("exposure", "epochs", "training") for kind in ("svg", "png")
     }
     assert names == figures | {"report.html", "tables.json", "figures.json"}
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
