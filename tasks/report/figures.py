@@ -1,4 +1,4 @@
-"""Figures of a job's report: exposure (Hoory et al. 2021, Fig. 2), training, scores, epochs."""
+"""Figures of a job's report: exposure (Hoory et al. 2021, Fig. 2) and training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
-from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
+from dp_core.audit.exposure import EMBEDDED, ExposureRow
 from tasks.protocol.points import Mode
 from tasks.report.model import (
-    F1,
     QUANTITIES,
     Curve,
     Exposures,
     Measure,
-    ModelAt,
     ModelRow,
-    number_of,
 )
 from tasks.report.tables import significant
 
@@ -288,64 +285,6 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
         "training so far, which depends on the settings alone. A model that is saved during the "
         "training has the ε of the end of the training.",
     )
-
-
-def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | None:
-    """Return scores and mean exposures by epoch, or None if no value may be shown."""
-    scores = [_known(row, lambda model: number_of(model.score)) for row in rows]
-    exposures = [_known(row, _mean_exposure) for row in rows]
-    shown = [
-        (title, lines)
-        for title, lines in ((measure.axis, scores), ("Exposure, mean, bits", exposures))
-        if any(lines)
-    ]
-    if not shown:
-        return None
-    figure, panels = canvas(len(shown), 2, 3.9)
-    for axes, (title, lines) in zip(panels, shown, strict=True):
-        for row, line in zip(rows, lines, strict=True):
-            if line:
-                colour, marker = STYLES[row.kind]
-                axes.plot(
-                    list(line), list(line.values()), color=colour, marker=marker, label=row.name
-                )
-        axes.set_xlabel("Epochs")
-        axes.set_xticks(sorted({epochs for line in lines for epochs in line}))
-        axes.set_title(title, loc="left")
-        if lines is scores:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-            frame_scores(axes, [score for line in lines for score in line.values()], measure)
-        else:
-            chance = _highest_by_chance(rows)
-            axes.axhspan(0, chance, color=COLOURS["pale"], zorder=0)
-            highest = max(chance, *(value for line in lines for value in line.values()))
-            axes.set_ylim(0, 1.1 * highest)
-    legend_below(figure)
-    return finish(
-        figure,
-        "epochs",
-        "Usefulness and memory by epoch",
-        f"{' and '.join(title for title, _ in shown)}, for models that one training saved after "
-        "several epochs. The exposures of 97.5% of models that remember nothing lie within the "
-        "band. One charge covers all models of a training: each has the ε of all models together.",
-    )
-
-
-def _known(row: ModelRow, value: Callable[[ModelAt], float | None]) -> dict[float, float]:
-    """Return the values of a training's models by epochs, as far as they may be shown."""
-    return {model.epochs: v for model in row.saved if (v := value(model)) is not None}
-
-
-def _mean_exposure(model: ModelAt) -> float | None:
-    if not isinstance(model.exposures, tuple) or not model.exposures:
-        return None
-    return summarise(model.exposures[0].rows).mean
-
-
-def _highest_by_chance(rows: Sequence[ModelRow]) -> float:
-    measured = [model.exposures for row in rows for model in row.saved]
-    shown = [e for exposures in measured if isinstance(exposures, tuple) for e in exposures]
-    return max(summarise(exposures.rows).mean_null_high for exposures in shown)
 
 
 def frame_scores(axes: Axes, scores: Sequence[float], measure: Measure) -> None:

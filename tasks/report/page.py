@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tasks.report import audit_tables, tables
 from tasks.report.figures import (
     Drawing,
-    epochs_figure,
     exposure_figure,
     training_figure,
 )
@@ -62,7 +61,6 @@ def report_page(report: Report, edition: Edition) -> Page:
     else:
         figures = (
             exposure_figure(shown.models),
-            epochs_figure(shown.by_epoch, measure_of(shown.models)),
             training_figure(shown.curves, shown.models),
         )
         losses, leakages = audit_tables.epoch_tables(shown.models)

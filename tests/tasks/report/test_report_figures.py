@@ -25,7 +25,6 @@ def _drawn() -> dict[str, Drawing]:
     drawn = (
         figures.exposure_figure(REPORT.models),
         figures.training_figure(REPORT.curves, REPORT.models),
-        figures.epochs_figure(REPORT.by_epoch),
         sweep_figures.sweep_figure(sweep_report().models),
     )
     return {drawing.key: drawing for drawing in drawn if drawing is not None}
@@ -43,7 +42,7 @@ def _sweep(points: Sequence[ModelRow]) -> Drawing:
     return drawing
 
 
-@pytest.mark.parametrize("key", ["exposure", "training", "epochs", "sweep"])
+@pytest.mark.parametrize("key", ["exposure", "training", "sweep"])
 def test_figure_is_as_wide_as_the_page_and_its_text_is_readable(key: str) -> None:
     drawing = _drawn()[key]
     height, width, _ = imread(io.BytesIO(drawing.png)).shape
