@@ -270,7 +270,7 @@ def _audit(report: Report) -> Sentence:
     if (audit := report.audit) is None:
         text = "The result of the audit is for the operator only."
         if report.why_not_audited:
-            text = f"The claimed ε was not audited: {report.why_not_audited}."
+            text = f"The claimed ε was not audited. {report.why_not_audited}"
         return Sentence("Audited", text, Label.PUBLIC)
     words = {
         "consistent": "The audit agrees with the claimed ε.",

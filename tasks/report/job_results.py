@@ -109,7 +109,6 @@ def job_report(
         **header_of(spec, context, dp, released_by(spec, points)),
         omissions=omission_facts(shared),
         audit=audit,
-        why_not_audited="" if "audit" in dp else "its training has no audit canaries",
         occurrences=_occurrences(shared["private_store"]),
         models=tuple(
             model_row(spec.points[name], points[name], float(spec.settings["epochs"]))
@@ -271,6 +270,7 @@ def header_of(
     model, vocabulary = results["pretraining"], results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
     ledger = open_ledger(context.deployment)
+    settings = SweepSettings if spec.is_sweep else JobSettings
     return {
         "title": spec.title,
         "run_key": context.run.run_key,
@@ -294,6 +294,7 @@ def header_of(
         "ledger": ledger_table(ledger.history(dataset), dataset, unit),
         "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
+        "why_not_audited": settings.model_validate(spec.settings).why_unaudited,
         "versions": model.result.versions,
         "repeat": _repeat_command(spec.title, spec.settings),
     }
@@ -622,7 +623,6 @@ def sweep_report(
         **header,
         omissions=omission_facts(_shared_results(spec, context)),
         is_sweep=True,
-        why_not_audited="a sweep has no audit canaries",
         models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
         notes=_notes(missing),
     )
