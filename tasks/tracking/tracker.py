@@ -115,8 +115,8 @@ class Tracker:
         if above:
             last = {number.name: number for number in result.metrics}
             events += [Metric(**dict(rounded(n)), target=above) for n in last.values()]
-        for shown in result.facts.get(MODEL_RUNS, ()):
-            events += self._shown(shown)
+        for row in result.facts.get(MODEL_RUNS, ()):
+            events += self.shown(row)
         events += [
             ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
@@ -182,7 +182,7 @@ class Tracker:
         words = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in values.items()}
         return [Param(target=target, name=name, value=value) for name, value in words.items()]
 
-    def _shown(self, shown: dict[str, Any]) -> Iterator[Event]:
+    def shown(self, shown: dict[str, Any]) -> Iterator[Event]:
         """Yield the row of a model in MLflow's list (`tasks/report/model_runs.py`)."""
         of_model: dict[str, Any] = {"target": "model", "model": shown["model"]}
         for number in shown["numbers"]:
