@@ -362,11 +362,12 @@ class MlflowRunLink(BaseOperatorLink):
     name = "MLflow run"
     xcom_key = "mlflow_run"
     page = ""
+    _menus = "?workflowType=machine_learning"  # selects MLflow's menus for models
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the address that the step sent; without one, Airflow shows no button."""
-        run, mark, view = str(getattr(operator, "tracked_at", "")).partition("?")
-        return f"{run}{self.page}{mark}{view}" if run else ""
+        run = str(getattr(operator, "tracked_at", ""))
+        return run + self.page + self._menus if run else ""
 
 
 class ReportLink(MlflowRunLink):

@@ -212,7 +212,7 @@ class Delivery:
             return ""
         with _faults():
             run = self._run(identity, experiment_of(Label.PUBLIC, identity), target)
-        return f"{self._deployment.tracking_ui}/{_page(run)}?{TRAINING_VIEW}"
+        return f"{self._deployment.tracking_ui}/{_page(run)}"
 
     # --- runs
 
