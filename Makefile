@@ -42,8 +42,10 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 	@$(environments) ensure jax-privacy
 	$(task)/python -m pytest tests/dp_core/privacy/test_jax_privacy.py
 
+on_ray = $(shell grep -rlF pytest.mark.ray tests --include='test_*.py')
+
 test-ray: setup-dev ## shards and hosts on Ray workers of this machine, which are killed
-	$(task)/python -m pytest tests --ignore tests/dags -m ray
+	$(task)/python -m pytest $(on_ray) -m ray
 
 # The tests that execute TensorFlow. Random draws and figures use NumPy and do not depend on it.
 on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \

@@ -75,7 +75,6 @@ def test_differences_are_paired_by_seed():
     first = Row("", "a", {"f1": (0.1, 0.5, 0.9)})
     second = Row("", "b", {"f1": (0.2, 0.6, 1.0)})
     paired = difference(first, second, "f1")
-    assert paired is not None
     assert paired.mean == pytest.approx(0.1)
     # the seeds agree, although the models of one seed differ
     assert paired.low == pytest.approx(0.1)

@@ -23,7 +23,6 @@ UPDATES = 40
 def record(prepared: Prepared) -> dict[str, Any]:
     """Return the parts of a result that do not depend on rounding."""
     result = read_result(prepared.store(), prepared.spec.output)
-    assert result is not None
     facts = {n: v for n, v in result.facts.items() if n != "weights_digest"}
     return {  # `released`, too, is a digest of the weights
         "releases": [release.model_dump(exclude={"released"}) for release in result.releases],

@@ -160,7 +160,6 @@ def test_failure_is_one_line_with_an_exit_code_and_no_result(case, capsys, error
     output = capsys.readouterr()
     (line,) = output.err.strip().splitlines()
     failed = Follower(case.deployment.home / "channel").look().failed
-    assert failed is not None
     assert f"confide: canaries: {failed.reason}" == line
     assert failed.exit_code == code
     assert SECRET not in output.err + output.out
@@ -261,7 +260,6 @@ def test_stopped_step_ends_at_once_and_leaves_no_result(case, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline().strip() == "working"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)

@@ -167,7 +167,6 @@ def _audits(
     """Return the records of one kind of audit, as an edition of the pack contains them."""
     store = store_of(deployment)
     result = read_result(store, uri)
-    assert result is not None
     records = audits_of(store, subjects_of(store, uri, result), operator=operator)
     return [record for record in records if record.key == audit.key]
 
@@ -393,7 +392,6 @@ def test_files_that_differ_from_the_ledger_are_refused(deployment, model, tmp_pa
     without_statement = f"store://pretrain/{'c' * 16}"
     (tmp_path / "empty").mkdir()
     store, result = store_of(deployment), read_result(store_of(deployment), model)
-    assert result is not None
     publish(store, without_statement, tmp_path / "empty", releases=result.releases)
     assert "no privacy statement there" in _refused(deployment, without_statement, tmp_path / "1")
     shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release

@@ -17,7 +17,6 @@ from tasks.context import StepContext, content_key
 from tasks.protocol.job import job_steps
 from tasks.protocol.points import OF_JOB, Mode
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import PretrainSpec
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
@@ -33,7 +32,6 @@ def deployment_in(tmp_path: Path) -> Deployment:
 
 def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
     spec = job_steps(JobSettings(layers=1, hidden=64, **settings))[f"{OF_JOB[mode]} / pretraining"]
-    assert isinstance(spec, PretrainSpec)
     tokenizer = wordpiece.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
     folder.mkdir(exist_ok=True)
@@ -99,7 +97,6 @@ def test_private_trainings_start_from_the_public_step_only(tmp_path):
     modes: tuple[Mode, ...] = ("dp", "nonprivate")
     for mode in modes:
         spec = steps[f"{OF_JOB[mode]} / pretraining"]
-        assert isinstance(spec, PretrainSpec)
         assert (spec.public_model, bool(spec.init_uri)) == ("", True)
     with pytest.raises(BadInput, match="no such file"):
         start(tmp_path, public_model=str(tmp_path / "nowhere"))

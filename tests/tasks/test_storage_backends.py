@@ -123,7 +123,6 @@ class BackendConformance:
                     [sys.executable, "-c", UPLOAD, root, str(source)], stdout=subprocess.PIPE
                 )
                 with process:
-                    assert process.stdout is not None
                     process.stdout.readline()
                     time.sleep(0.01 + 0.03 * moment)
                     process.send_signal(signal.SIGKILL)

@@ -94,7 +94,6 @@ def leased(kind: str, given: str | None = None, **variables: str) -> tuple[int, 
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     if given is not None:  # the input stays open
         process.stdin.write(given)

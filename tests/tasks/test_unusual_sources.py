@@ -122,7 +122,6 @@ def test_notes_that_are_not_utf8_are_counted_for_the_operator(tmp_path, deployme
     code, output = run(spec)
     assert (code, "UTF-8" in output) == (0, False)  # logs may be published
     result = read_result(deployment.open_store(), spec.output)
-    assert result is not None
     assert omissions_of(result) == (
         "files of other formats passed over: 1; documents left out: 2 (not UTF-8: 2); "
         "`iconv -f WINDOWS-1252 -t UTF-8` converts text of older Windows systems",
@@ -155,7 +154,6 @@ def test_spec_at_an_invalid_path_is_refused(uri):
 def test_missing_source_is_found_before_a_run_registers(tmp_path, path, reason):
     os.mkfifo(tmp_path / "pipe")
     missing = missing_file(JobSettings(public_model=str(tmp_path / path)))
-    assert missing is not None
     assert missing[0] == "public_model"
     assert missing[1].startswith(reason)
 

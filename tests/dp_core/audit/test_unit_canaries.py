@@ -224,7 +224,6 @@ def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right):
     record = bound_finding(BOUND, verdict, Label.DP)
     assert (record.verdict == "contradicted") == verdict.contradicted
     assert record.verdict in ("contradicted", "consistent")
-    assert record.interval is not None and record.value is not None and record.ceiling is not None
     low, high = record.interval
     assert low <= record.value <= high
     assert record.ceiling <= 1.0

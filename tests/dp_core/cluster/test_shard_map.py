@@ -122,7 +122,6 @@ if __name__ == "__main__":
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=CHECKOUT
     ) as parent:
-        assert parent.stdout is not None
         workers = [Path(f"/proc/{pid}") for pid in parent.stdout.readline().split()]
         assert len(workers) == 2 and all(worker.exists() for worker in workers)
         parent.kill()

@@ -171,7 +171,6 @@ def test_a_selection_costs_less_than_releasing_every_point_and_more_than_one():
     every = Gaussian(8.0), *(PoissonGaussian.single(0.01, 1.0, 500) for _ in range(30))
     assert chosen < epsilon_pld(compose(*every), 1e-6)
     curve = selection.rdp([2.0, 8.0, 64.0])
-    assert curve is not None
     assert np.all(curve >= worst([np.asarray(c.rdp([2.0, 8.0, 64.0])) for c in CANDIDATES]))
 
 

@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from matplotlib.image import imread
@@ -19,7 +20,8 @@ from tasks.report.model import Cost, Exposures, ModelRow, Withheld
 REPORT = job_report()
 
 
-def _all() -> dict[str, Drawing]:
+@cache
+def _drawn() -> dict[str, Drawing]:
     drawn = (
         figures.exposure_figure(REPORT.models),
         figures.training_figure(REPORT.curves, REPORT.models),
@@ -28,9 +30,6 @@ def _all() -> dict[str, Drawing]:
         sweep_figures.sweep_figure(sweep_report().models),
     )
     return {drawing.key: drawing for drawing in drawn if drawing is not None}
-
-
-DRAWN = _all()
 
 
 def _texts(drawing: Drawing) -> list[str]:
@@ -47,7 +46,7 @@ def _sweep(points: Sequence[ModelRow]) -> Drawing:
 
 @pytest.mark.parametrize("key", ["exposure", "training", "entities", "epochs", "sweep"])
 def test_figure_is_as_wide_as_the_page_and_its_text_is_readable(key: str) -> None:
-    drawing = DRAWN[key]
+    drawing = _drawn()[key]
     height, width, _ = imread(io.BytesIO(drawing.png)).shape
     assert width == 1536 and height > 500
     assert drawing.title and len(drawing.caption) > 60
@@ -80,7 +79,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("key", SHOWN)
 def test_figure_names_its_panels_models_and_values(key: str) -> None:
-    assert set(SHOWN[key]) <= set(_texts(DRAWN[key]))
+    assert set(SHOWN[key]) <= set(_texts(_drawn()[key]))
 
 
 def test_figure_omits_models_with_withheld_values() -> None:

@@ -1,5 +1,6 @@
 import importlib.util
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +26,21 @@ def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
     return np.concatenate([sums[n].numpy().astype(np.float64).ravel() for n in sorted(sums)])
 
 
-def run(engine, losses, p, clip=1.0, **options) -> ClippedSum:
-    """Return the result of one graph for all clip norms, as in the trainer."""
+@cache
+def compiled(engine, model, **options):
+    """Return one graph for all clip norms and batches of a model, as in the trainer."""
 
-    def call(clip):
+    def call(clip, batch):
+        p = problem_of(model)
+        losses = replace(p.losses, batch=batch)
         r = ENGINES[engine](losses, p.parameters, p.units, clip, **options)
         return r.sums, r.norms, r.losses
 
-    return ClippedSum(*tf.function(call, autograph=False)(tf.constant(clip)))
+    return tf.function(call, autograph=False)
+
+
+def run(engine, losses, model, clip=1.0, **options) -> ClippedSum:
+    return ClippedSum(*compiled(engine, model, **options)(tf.constant(clip), losses.batch))
 
 
 class Problem(NamedTuple):
@@ -50,14 +58,18 @@ class Problem(NamedTuple):
         return replace(self.losses, batch=(*rows, tf.constant(changed)))
 
 
+@cache
 def problem_of(name: str) -> Problem:
     model = model_of(name, seed=3)
     return Problem(losses_of(name, 11), split(model, model.parameters)[0])
 
 
+DEEP = "deep BERT"
+
+
 @pytest.fixture()
 def problem() -> Problem:
-    return problem_of("deep BERT")
+    return problem_of(DEEP)
 
 
 def dense_layer(rng: np.random.Generator, *shape: int) -> dict[str, tf.Variable]:
@@ -79,7 +91,7 @@ class ClippingEngineConformance:
         if style not in self.styles:
             pytest.skip(f"{self.engine} has no {style} clipping")
         factors = CLIP_FACTORS[style]
-        result = run(self.engine, problem.losses, problem, clip, clip_factors=factors)
+        result = run(self.engine, problem.losses, DEEP, clip, clip_factors=factors)
         expected, norms = np.zeros(flat(result.sums).shape), []
         for unit in range(problem.units):
             g = gradient_of(problem, unit)
@@ -94,15 +106,15 @@ class ClippingEngineConformance:
 
     def test_a_unit_that_is_not_finite_contributes_nothing(self):
         problem = problem_of("BERT")
-        rest = run("book-keeping", problem.with_share(1, 0.0), problem)
+        rest = run("book-keeping", problem.with_share(1, 0.0), "BERT")
         assert np.linalg.norm(flat(rest.sums)) > 0.5
         for share in (np.nan, np.inf, 1e30):  # at 1e30 only the gradient's squared norm is infinite
-            clipped = run(self.engine, problem.with_share(1, share), problem)
+            clipped = run(self.engine, problem.with_share(1, share), "BERT")
             np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
 
     def test_bfloat16_gives_nearly_the_same(self, problem):
-        exact = run("book-keeping", problem.losses, problem, 0.5)
-        rough = run(self.engine, problem.losses, problem, 0.5, precision="bfloat16")
+        exact = run("book-keeping", problem.losses, DEEP, 0.5)
+        rough = run(self.engine, problem.losses, DEEP, 0.5, precision="bfloat16")
         assert all(s.dtype == tf.float32 for s in rough.sums.values())
         assert rough.norms.dtype == tf.float32
         error = np.linalg.norm(flat(rough.sums) - flat(exact.sums))
@@ -142,7 +154,7 @@ def test_conformance_class_covers_every_engine():
 
 def test_tensorflow_privacy_cannot_clip_automatically(problem):
     with pytest.raises(BadInput, match="supports flat clipping only"):
-        run("tensorflow-privacy", problem.losses, problem, clip_factors=automatic_factors)
+        run("tensorflow-privacy", problem.losses, DEEP, clip_factors=automatic_factors)
 
 
 @pytest.mark.parametrize("style", ["flat", "automatic"])

@@ -65,14 +65,12 @@ def test_gaussians_that_fill_a_budget_stay_within_it(epsilon, log_delta, size):
     """k Gaussian mechanisms equal one with σ/√k, whose δ(ε) has a closed form."""
     own = budget(epsilon, 10**log_delta)
     room = privacy_filter.capacity(own)
-    assert room is not None
     assert math.isfinite(own.order)
     k = 1 + int(8 * size)
     sigma = math.sqrt(k * own.order / (2 * room.rho)) * (1 + 1e-12)  # k of them fit exactly
     held = fill(own, [(Gaussian(sigma), 1e-7)])
     assert len(held) == k
     delta = float(gaussian_delta(epsilon, math.sqrt(k) / sigma))
-    assert own.delta is not None
     assert delta <= own.delta
 
 
@@ -118,7 +116,6 @@ def test_conversion_equals_the_published_formula() -> None:
     assert privacy_filter.conversion(1e-5, 10) == pytest.approx(expected)
     assert expected == pytest.approx(0.918010, abs=1e-6)
     room = privacy_filter.capacity(budget(3.0, 2e-5, 10.0))
-    assert room is not None
     assert room.rho == pytest.approx(3 - expected)
     assert room.delta == 1e-5
 

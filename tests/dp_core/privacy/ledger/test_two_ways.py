@@ -55,7 +55,6 @@ def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger):
     together = compose(*(r.event for r in one_plan()))
     assert remaining.way is Way.ONE_PLAN
     assert remaining.capacity == privacy_filter.PrivacyCharge(EPSILON, DELTA)
-    assert remaining.spent is not None
     assert remaining.share == pytest.approx(remaining.spent.rho / EPSILON)
     assert remaining.spent.rho == pytest.approx(epsilon_pld(together, DELTA))
     with pytest.raises(BudgetExceeded, match="closed for every other release"):
