@@ -42,6 +42,7 @@ from tasks.tracking.mlflow import (
     AGAINST,
     ALIAS,
     PUBLIC,
+    TRAINING_VIEW,
     Delivery,
     TrackingDown,
     send_all,
@@ -166,7 +167,7 @@ class Tracker:
         with suppress(TrackingDown):
             if url := self._delivery.url(self._identity, "step"):
                 send(TrackedAt(url=url))  # Airflow shows it as a button
-                log(f"MLflow: {url}")
+                log(f"MLflow: {url}?{TRAINING_VIEW}")
 
     def leave(self, status: Status, **ended: Any) -> None:
         """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
