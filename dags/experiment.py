@@ -74,7 +74,9 @@ class RunPlan:
         """Return the specs of steps about all points; only the last page has the report."""
         settings, (_, _, last) = self.settings(params), self.page(params)
         steps = job_steps(settings, promotion())
-        report = steps["report"]
+        budget, report = steps["budget"], steps["report"]
+        if params.get(PLAN_ONLY):  # not even the digests of private files are computed
+            steps["budget"] = budget.model_copy(update={"reads": budget.called_public})
         if not last:
             del steps["report"]
         return {

@@ -107,7 +107,7 @@ def form(model: type[Config], overrides: Mapping[str, Any] | None = None) -> dic
     )
     plan_only = Param(
         False,
-        type="boolean",
+        type=["null", "boolean"],
         title="Only plan",
         section=ESSENTIALS,
         description="The run ends after the task Budget. Its log has the ε of each data set, "
@@ -133,12 +133,11 @@ def _param(field: Mapping[str, Any], default: Any) -> Param:
         # Inside `allOf`, the server checks the bounds and returns the reason. Next to `type`, the
         # browser would also clamp the value silently, and another job would run.
         schema["allOf"] = [bounds]
-    if default is None or schema["type"] != "boolean":
-        # The form sends null for a field left empty, which then has its default value. It marks
-        # fields of other types by a star.
-        schema["type"] = ["null", schema["type"]]
+    # The form sends null for a field left empty, which then has its default value. It marks fields
+    # of other types by a star.
+    schema["type"] = ["null", schema["type"]]
     if default is None and "enum" in schema:
-        schema["enum"] = [*schema["enum"], None]
+        schema |= {"enum": [*schema["enum"], None], "values_display": {"null": "automatic"}}
     limits = ", ".join(_BOUNDS[key].format(_number(value)) for key, value in bounds.items())
     parts = [field.get("description", ""), f"({limits})" if limits else ""]
     return Param(default, description=" ".join(filter(None, parts)) or field["title"], **schema)

@@ -87,23 +87,15 @@ class Training:
         Raises:
             BadInput: the options are incomplete or contradict each other.
         """
-        where = "--sampling-rate, --steps, --phase"
         rate, steps = self.sampling_rate, self.steps
-        if self.phases and (rate is not None or steps is not None):
+        single = [] if rate is None or steps is None else [(rate, steps)]
+        if bool(single) == bool(self.phases) or (rate is None) != (steps is None):
             raise BadInput(
-                "phases are given together with a rate or steps",
-                where=where,
-                fix="Give one or the other: each phase has its own rate and steps.",
-            )
-        if not self.phases and (rate is None or steps is None):
-            raise BadInput(
-                "Missing option: a rate and steps, or phases",
-                where=where,
+                "Missing option: either a rate and steps, or phases",
+                where="--sampling-rate, --steps, --phase",
                 fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
             )
-        if rate is None or steps is None:
-            return list(self.phases)
-        return [(rate, steps)]
+        return list(self.phases) or single
 
     def event(self, schedule: Schedule, sigma: float) -> MechanismEvent:
         """Return the mechanism: phases of (rate, updates), at noise multiplier σ.
@@ -209,16 +201,13 @@ def command(noise_multiplier: float, delta: float, group: int, **given: Any) -> 
 # --- calibration
 
 
-@click.group("calibrate", invoke_without_command=True)
-@click.pass_context
-def calibrate(context: click.Context) -> None:
+@click.group("calibrate")
+def calibrate() -> None:
     """Compute the noise for a privacy target of a training or of a vocabulary.
 
     Example:
       confide calibrate training --epsilon 3 --delta 1e-5 --phase 0.01 10000
     """
-    if context.invoked_subcommand is None:
-        raise BadInput("choose training or vocabulary", where="calibrate")
 
 
 @calibrate.command("training")

@@ -59,7 +59,7 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
     try:
         settings = settings_from(JOBS[job], **options)
     except BadInput as error:
-        fix = " ".join(filter(None, (error.fix, "Nothing was spent.")))
+        fix = ". ".join(filter(None, (error.fix.removesuffix("."), "Nothing was spent.")))
         raise BadInput(error.what, where=error.where, fix=fix) from None
     deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]

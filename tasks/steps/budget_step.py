@@ -28,6 +28,7 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
         if total is not None:
             context.measure(f"planned_epsilon/{dataset}", Public(total))
             context.measure(f"planned_delta/{dataset}", Public(delta))
+            log(f"{dataset}: ε = {total:.4g} at δ = {delta:.3g} is planned and fits the budget.")
     trainings = [charged for charged in spec.charged if isinstance(charged, PretrainSpec)]
     if len(trainings) == 1:  # the points of a sweep are compared by their own figures
         spending = RunReleases.of_charged(spec.charged)

@@ -56,12 +56,13 @@ class Services:
     def storage(self, program: str) -> str:
         """Return the output of a Python program inside the object store's container.
 
-        The program can use `call(path, method="GET")`, because no port of the store is published.
+        The program can use `call(path, method="GET", data=None)`, because no port of the store is
+        published.
         """
         start = (
             "import json, urllib.request as u; from urllib.parse import quote\n"
-            "def call(path, method='GET'):\n"
-            "    asked = u.Request('http://127.0.0.1:9023' + path, method=method)\n"
+            "def call(path, method='GET', data=None):\n"
+            "    asked = u.Request('http://127.0.0.1:9023' + path, data, method=method)\n"
             "    return u.urlopen(asked).read()\n"
             "def names(prefix):\n"
             "    found = json.loads(call(f'/storage/v1/b/confide/o?prefix={quote(prefix)}'))\n"
@@ -80,6 +81,17 @@ class Services:
             "    print(json.dumps(json.loads(call(path))))"
         )
         return [json.loads(line) for line in self.storage(program).splitlines()]
+
+    def put(self, uri: str, text: str) -> None:
+        """Write an object of the bucket."""
+        _, _, name = uri.removeprefix("gs://").partition("/")
+        path = f"/upload/storage/v1/b/confide/o?uploadType=media&name={name}"
+        self.storage(f"call({path!r}, 'POST', {text!r}.encode())")
+
+    def confide(self, *words: str) -> str:
+        """Return the output of a command of the command line, in the image of the steps."""
+        command = ("-m", "tasks.cli", *words)
+        return self.compose("run", "--rm", "--no-deps", "-T", "prepare", *command)
 
     def empty_store(self) -> None:
         """Delete every result, so that steps repeat their work."""

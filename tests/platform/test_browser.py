@@ -59,18 +59,36 @@ class Person:
         self.page.goto(f"{self.stack.airflow}/dags/dp_bert")
         self.page.get_by_role("button", name="Trigger").first.click()
         dialog = self.page.get_by_role("dialog")
-        expect(dialog.get_by_role("button", name="1. Data")).to_be_visible()
+        expect(dialog.get_by_role("button", name="Essentials")).to_be_visible()
         return dialog
 
     def fill(self, dialog: Any, settings: dict[str, Any]) -> None:
         for name, value in settings.items():
             field = self.page.locator(f"[name=element_{name}]")
+            menu = self.page.locator(f"div#element_{name}")
             section = dialog.locator("[data-part=item]").filter(has=field)
             trigger = section.locator("[data-part=item-trigger]")
             if trigger.get_attribute("aria-expanded") != "true":
                 trigger.click()
-            field.fill(str(value))
-            field.blur()
+            if menu.count():
+                menu.click()
+                self.page.get_by_role("option", name=str(value), exact=True).click()
+            else:
+                field.fill(str(value))
+                field.blur()
+
+    def start(self, settings: dict[str, Any], picture: str = "") -> str:
+        """Return the run that the filled form starts."""
+        before = {run["dag_run_id"] for run in self.stack.runs("dp_bert")}
+        dialog = self.open_form()
+        self.fill(dialog, settings)
+        if picture:
+            self.keep(picture)
+        dialog.get_by_role("button", name="Trigger").last.click()
+        expect(dialog).to_be_hidden()
+        (run,) = (r for r in self.stack.runs("dp_bert") if r["dag_run_id"] not in before)
+        assert {name: run["conf"][name] for name in settings} == settings
+        return str(run["dag_run_id"])
 
     def open_task(self, run: str, task: str) -> None:
         self.page.goto(f"{self.stack.airflow}/dags/dp_bert/runs/{run}/tasks/{task}/details")
@@ -113,14 +131,7 @@ def person(stack: Stack) -> Iterator[Person]:
 def run(stack: Stack, person: Person) -> str:
     """Return a successful run that was started by the form, with two trainings at a time."""
     stack.train_together(2)
-    before = {r["dag_run_id"] for r in stack.runs("dp_bert")}
-    dialog = person.open_form()
-    person.fill(dialog, TINY)
-    dialog.get_by_role("button", name="Trigger").last.click()
-    expect(dialog).to_be_hidden()
-    (started,) = (r for r in stack.runs("dp_bert") if r["dag_run_id"] not in before)
-    assert {name: started["conf"][name] for name in TINY} == TINY
-    name = str(started["dag_run_id"])
+    name = person.start(TINY)
     assert stack.wait("dp_bert", name, LONGEST) == "success"
     return name
 
@@ -156,7 +167,8 @@ def test_invalid_value_is_refused_with_its_reason(stack, person):
 
 def test_run_started_by_the_form_succeeds(person, run):
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert/runs/{run}")
-    expect(person.page.get_by_text("Pre-training").first).to_be_visible()
+    for group in ("Data", "Vocabulary", "Train", "Measure", "Report"):
+        expect(person.page.get_by_role("link", name=group, exact=True).first).to_be_visible()
     expect(person.page.get_by_text("Success", exact=True).first).to_be_visible()
     person.keep("run")
 
@@ -200,6 +212,53 @@ def test_report_opens_from_the_page_of_the_task(person, run):
     for heading in ("Privacy guarantee", "Memory of canaries", "Privacy ledger"):
         expect(page.get_by_role("heading", name=heading)).to_be_visible()
     person.keep("report")
+
+
+NOTES = "gs://confide/walk/station-5.csv"
+HEADER = "PatNr;DokNr;Datum;Befundtext"
+WARD = {
+    "private_format": "csv",
+    "private_path": NOTES,
+    "private_dataset": "station-5",
+    "declared_units": 50,
+    "target_epsilon": 20,
+    "vocabulary_size": 300,
+    "layers": 1,
+    "hidden": 64,
+    "sequence_length": 16,
+    "epochs": 1,
+    "public_steps": 2,
+    "public_batch_size": 8,
+}
+
+
+def test_csv_of_a_hospital_becomes_an_exported_model_through_the_form(stack, person):
+    rows = [
+        f"{note % 40};{note};{note % 28 + 1:02}.03.2024;Übergabe: Puls {60 + note % 30}, stabil."
+        for note in range(120)
+    ]
+    stack.put(NOTES, "\n".join([HEADER, *rows]))
+    stack.confide(
+        "ledger", "register", "station-5", "--unit=patient", "--epsilon=20", "--delta=1e-4"
+    )
+    before = stack.confide("ledger", "--json")
+
+    wrong = person.start(WARD | {"private_columns": "text:Befundtext,patient:Patient"})
+    assert stack.wait("dp_bert", wrong, LONGEST) == "failed"
+    refusal = stack.log("dp_bert", wrong, "private_corpus")
+    assert "a header lacks Patient" in refusal and HEADER.replace(";", ", ") in refusal
+    assert stack.tasks("dp_bert", wrong)["reserve"]["state"] == "upstream_failed"
+    assert stack.confide("ledger", "--json") == before
+
+    right = WARD | {"private_columns": "text:Befundtext,patient:PatNr"}
+    run = person.start(right, picture="form-ward")
+    assert stack.wait("dp_bert", run, LONGEST) == "success"
+    model = stack.outputs("dp_bert", run)["pretraining · With DP"].replace("store/", "store://", 1)
+    assert "Privacy statement" in stack.confide(
+        "export", "/var/lib/confide/ward-model", "--uri", model
+    )
+    person.page.goto(f"{stack.airflow}/dags/dp_bert/runs/{run}")
+    person.keep("ward-run")
 
 
 def test_every_page_has_a_screenshot(person):
