@@ -422,6 +422,11 @@ class JobSettings(
         return "its training has no audit canaries"
 
     @property
+    def fine_tunes(self) -> bool:
+        """Whether models are fine-tuned: there is labelled text, and they are not causal."""
+        return self.entities_format != "none" and not is_causal(self.model_kind)
+
+    @property
     def updates(self) -> int:
         """Number of DP updates: epochs over the declared units at the expected batch size.
 
