@@ -26,6 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
+from benchmarks.all_thresholds import best_epsilon, surest_first
 from dp_core.audit.canaries import throw_coins
 from dp_core.audit.engine_audit import (
     DiracCanaries,
@@ -36,7 +37,7 @@ from dp_core.audit.engine_audit import (
     white_box_scores,
 )
 from dp_core.audit.lower_bounds import BOUNDS, GuessOutcome, trade_off_refuted
-from dp_core.audit.one_run import Claim, Guesses, audit_claim, surest_first
+from dp_core.audit.one_run import Claim, Guesses, audit_claim
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 
@@ -118,7 +119,7 @@ def null(canaries: int, trials: int = 1000) -> dict[str, Any]:
             fixed += bound.refutes(outcome, 0.0, DELTA, 0.001)
             if bound.name != "Gaussian":
                 right = surest_first(scores, coins)
-                scanned += bound.best_epsilon(right, DELTA, 0.999) > 0
+                scanned += best_epsilon(bound, right, DELTA, 0.999) > 0
         alarms[bound.name] = {"fixed": fixed, "all thresholds": scanned}
     return {"canaries": canaries, "trials": trials, "alarms": alarms}
 

@@ -33,7 +33,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import bdtrc, expit
 
 from dp_core.errors import BadInput
@@ -149,32 +148,6 @@ class OneRunBound:
         if not 0 <= delta < 1:
             raise BadInput(f"{delta} is not a probability below 1", where="delta")
         return self._search(outcome, delta, 1 - confidence, 0.0)
-
-    def best_epsilon(
-        self, right: NDArray[np.bool_], delta: float, confidence: float = 0.95
-    ) -> float:
-        """Return the lower bound if the number of guesses was not fixed beforehand.
-
-        The first r guesses are tested for every r from 1 to m, each at the error probability
-        (1 − confidence)/m: a union bound over every possible number of guesses.
-
-        Args:
-            right: (m,) whether the guess on each canary is right, the most certain guess first.
-            delta: δ of the claim.
-            confidence: probability that the bound is right.
-        """
-        _refuse_no_probability(confidence, "confidence")
-        m = len(right)
-        significance, best = (1 - confidence) / max(m, 1), 0.0
-        counts, made = np.cumsum(right), np.arange(1, m + 1)
-        shares = counts / made
-        # After the most promising r, a single test is enough for most of the others.
-        promise = shares - np.sqrt(np.maximum(shares * (1 - shares), 1 / made) / made)
-        for index in np.argsort(-promise, kind="stable"):
-            if 2 * counts[index] > made[index]:  # better than chance
-                outcome = GuessOutcome(m, int(made[index]), int(counts[index]))
-                best = self._search(outcome, delta, significance, best)
-        return best
 
     def power(self, canaries: int, guesses: int, delta: float, confidence: float = 0.95) -> float:
         """Return the largest ε that an audit of this size can refute: all of its guesses right.

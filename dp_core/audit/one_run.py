@@ -110,19 +110,6 @@ def _right(inside: Indices, outside: Indices, coins: Coins) -> int:
     return int(coins[inside].sum() + (~coins[outside]).sum())
 
 
-def surest_first(scores: Scores, coins: Coins) -> Coins:
-    """Return whether each of m guesses is right, the most certain first, for `best_epsilon`.
-
-    Guesses alternate between the ends of the scores: the highest is guessed in, the lowest out.
-    """
-    order = np.argsort(-scores, kind="stable")
-    half = len(order) - len(order) // 2
-    ranks = np.empty(len(order), np.int64)
-    ranks[0::2], ranks[1::2] = order[:half], order[half:][::-1]
-    says_in = np.arange(len(order)) % 2 == 0
-    return np.asarray(coins[ranks] == says_in)
-
-
 def null_alarms(scores: Scores, guesses: Guesses, seed: PrivacySeed) -> int:
     """Return the number of sets of coins on which the guesses contradict ε = 0.
 

@@ -9,6 +9,7 @@ from scipy import stats
 from scipy.optimize import linprog
 from scipy.special import bdtrc, betaincinv, ndtri
 
+from benchmarks.all_thresholds import best_epsilon, surest_first
 from dp_core.audit.lower_bounds import (
     BINOMIAL,
     BOUNDS,
@@ -19,7 +20,7 @@ from dp_core.audit.lower_bounds import (
     trade_off_p_value,
     trade_off_refuted,
 )
-from dp_core.audit.one_run import Guesses, surest_first
+from dp_core.audit.one_run import Guesses
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
 
@@ -161,7 +162,7 @@ class TestBinomialBoundOverAllThresholds(LowerBoundConformance):
     refuting, delta = (0.95, 1.5), 1e-9
 
     def auditor(self, scores, coins, delta, confidence):
-        return self.bound.best_epsilon(surest_first(scores, coins), delta, confidence)
+        return best_epsilon(self.bound, surest_first(scores, coins), delta, confidence)
 
 
 class TestTradeOffBoundOverAllThresholds(TestBinomialBoundOverAllThresholds):
@@ -344,7 +345,7 @@ def test_confidence_delta_and_silent_canaries_lower_a_bound(bound):
 def test_the_error_is_divided_by_all_possible_thresholds():
     # 30 right guesses and 70 coins: each of 100 thresholds has a hundredth of the error.
     right = np.r_[np.ones(30, bool), coins_of(np.random.default_rng(0), 70)]
-    found = BINOMIAL.best_epsilon(right, 0.0, 0.95)
+    found = best_epsilon(BINOMIAL, right, 0.0, 0.95)
     each = [
         BINOMIAL.epsilon(GuessOutcome(100, r, int(right[:r].sum())), 0.0, 1 - 0.05 / 100)
         for r in range(1, 101)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.all_thresholds import surest_first
 from dp_core.audit.canaries import throw_coins
-from dp_core.audit.one_run import Claim, Guesses, audit_claim, null_alarms, surest_first
+from dp_core.audit.one_run import Claim, Guesses, audit_claim, null_alarms
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff
 from dp_core.privacy.seed_store import PrivacySeed
