@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from benchmarks.all_thresholds import best_epsilon, surest_first
+from benchmarks.threshold_scan import best_epsilon, surest_first
 from dp_core.audit.canaries import throw_coins
 from dp_core.audit.engine_audit import (
     DiracCanaries,

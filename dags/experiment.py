@@ -25,6 +25,7 @@ from tasks.protocol.specs import GiveBackSpec, PromoteSpec, StepSpec
 from tasks.protocol.sweep import SweepSettings
 
 READ = ("private_corpus", "public_corpus", "entities", "checkpoint")
+ONE_IS_ENOUGH = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
 TRAINED_ON = ("vocabulary", "canaries", "private_store", "public_store")
 Steps = Mapping[str, StepSpec]
 
@@ -95,8 +96,11 @@ class RunPlan:
         return "budget" if params.get(PLAN_ONLY) else "report" if last else "start_page"
 
     def texts(self) -> list[NamedSteps]:
-        """Return the texts that the run reads."""
-        steps = self.of_point(get_current_context()["params"], None)
+        """Check the settings and return the texts to read: none if the run only plans."""
+        params = get_current_context()["params"]
+        self.page(params)
+        launcher.settings_to_start(self.kind, params)
+        steps = {} if params.get(PLAN_ONLY) else self.of_point(params, None)
         return [
             NamedSteps(name=title(name), steps=[(name, None)]) for name in READ if name in steps
         ]
@@ -186,7 +190,13 @@ def experiment(plan: RunPlan) -> Experiment:
         # The data: confidential notes, public text, labelled text. A run that does not fit its
         # budget is refused before anything is read. The whole run is charged only after text and
         # labels have been read and checked.
-        settings = check_of_settings(plan)
+        settings = listed(
+            "settings",
+            plan.texts,
+            task_display_name="Check the settings",
+            doc_md="Checks the form's values again (Airflow accepts unknown keys) and that the "
+            "files exist; lists the texts to read, or none if the run only plans.",
+        )
         budget = of_run("budget", doc_md="Records the sources; **refuses a run over the budget.**")
         texts = each(
             "read",
@@ -231,7 +241,7 @@ def experiment(plan: RunPlan) -> Experiment:
             doc_md="Trains the models from which the trainings start: on public text, and on text "
             "written from phrases that are released with noise (**charged: ε_P**).",
         )
-        training_list = listed("trainings", plan.trainings, one_success=True)
+        training_list = listed("trainings", plan.trainings, trigger_rule=ONE_IS_ENOUGH)
         trainings = of_models(
             "pretraining",
             training_list,
@@ -245,7 +255,7 @@ def experiment(plan: RunPlan) -> Experiment:
         # (exposure) and, optionally, by membership inference against units that were held out, and
         # by guessing which canaries fair coins had put into the training. The models that a
         # training keeps after several epochs share its charge.
-        measurement_list = listed("measurements", plan.measurements, one_success=True)
+        measurement_list = listed("measurements", plan.measurements, trigger_rule=ONE_IS_ENOUGH)
         measurements = of_models(
             "measurement",
             measurement_list,
@@ -258,7 +268,7 @@ def experiment(plan: RunPlan) -> Experiment:
     with group("Report") as reporting:
         report = of_run(
             "report",
-            trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+            trigger_rule=ONE_IS_ENOUGH,
             doc_md="Writes one page with ε_V, ε_T, F1, exposure and the privacy statement, and "
             "registers the models with the audits' verdicts. **Fails if an audit contradicts the "
             "claim.**",
@@ -276,41 +286,20 @@ def group(name: str) -> TaskGroup:
     return TaskGroup(f"{name.lower()}_group", group_display_name=name, prefix_group_id=False)
 
 
-def check_of_settings(plan: RunPlan) -> Any:
-    """Draw the task that checks the settings and lists the texts to read."""
-
-    @task(
-        retries=0,
-        task_display_name="Check the settings",
-        doc_md="Checks the form's values again (Airflow accepts unknown keys) and that the files "
-        "exist; lists the texts to read, or none if the run only plans.",
-    )
-    def settings() -> list[NamedSteps]:
-        params = get_current_context()["params"]
-        plan.page(params)
-        launcher.settings_to_start(plan.kind, params)
-        return [] if params.get(PLAN_ONLY) else plan.texts()
-
-    return settings()
-
-
-def listed(name: str, steps: Callable[[], list[NamedSteps]], *, one_success: bool = False) -> Any:
+def listed(name: str, steps: Callable[[], list[NamedSteps]], **options: Any) -> Any:
     """Draw the task that lists the instances of the next mapped task.
 
     Args:
         name: name of the task.
         steps: function of the run that lists the instances.
-        one_success: whether one finished task before it is enough.
+        options: options of the task.
     """
-    rule = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS if one_success else TriggerRule.ALL_SUCCESS
+    options = {
+        "task_display_name": f"List the {name}",
+        "doc_md": f"Lists the {name} whose input exists, so that a failed model stops no other.",
+    } | options
 
-    @task(
-        task_id=name,
-        retries=0,
-        trigger_rule=rule,
-        task_display_name=f"List the {name}",
-        doc_md=f"Lists the {name} whose input exists, so that a failed model stops no other.",
-    )
+    @task(task_id=name, retries=0, **options)
     def list_steps() -> list[NamedSteps]:
         return steps()
 

@@ -125,7 +125,8 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
         plan: function from the run's parameters to its steps' specs; called when the task runs.
         options: options of BaseOperator (`pool`, `trigger_rule`, `doc_md`).
     """
-    task: BaseOperator = _operator()(task_id=task_id, plan=plan, **_named(task_id, options))
+    options.setdefault("task_display_name", title(task_id))
+    task: BaseOperator = _operator()(task_id=task_id, plan=plan, **options)
     if task_id == "report":
         task.operator_extra_links = [MlflowRunLink(), ReportLink()]
     return task
@@ -138,18 +139,15 @@ def each(task_id: str, named: Any, *, plan: Plan, **options: Any) -> Any:
         task_id: the task's name.
         named: output of the task that lists the instances as `NamedSteps`.
         plan: as for `step`.
-        options: as for `step`.
+        options: options of BaseOperator, with its name on Airflow's pages (`task_display_name`).
     """
-    options |= {"plan": plan, "map_index_template": "{{ task.named.name }}"}
-    return _operator().partial(task_id=task_id, **_named(task_id, options)).expand(named=named)
+    template = "{{ task.named.name }}"
+    task = _operator().partial(task_id=task_id, plan=plan, map_index_template=template, **options)
+    return task.expand(named=named)
 
 
 def _operator() -> Any:
     return resolve_name(_OPERATORS[launcher()])
-
-
-def _named(task_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    return {"task_display_name": title(task_id)} | options
 
 
 def title(task_id: str) -> str:

@@ -144,10 +144,23 @@ class OneRunBound:
             delta: δ of the claim.
             confidence: probability that the bound is right, 1 − significance.
         """
-        _refuse_no_probability(confidence, "confidence")
+        if not 0 < confidence < 1:
+            raise BadInput(f"{confidence} is not between 0 and 1", where="confidence")
         if not 0 <= delta < 1:
             raise BadInput(f"{delta} is not a probability below 1", where="delta")
-        return self._search(outcome, delta, 1 - confidence, 0.0)
+
+        def refutes(epsilon: float) -> bool:
+            return self.refutes(outcome, epsilon, delta, 1 - confidence)
+
+        if not refutes(0.0):
+            return 0.0
+        low, high = 0.0, _STRIDE
+        while refutes(high) and high < _LARGEST:
+            low, high = high, high + _STRIDE
+        while high - low > _TOLERANCE:
+            middle = (low + high) / 2
+            low, high = (middle, high) if refutes(middle) else (low, middle)
+        return low
 
     def power(self, canaries: int, guesses: int, delta: float, confidence: float = 0.95) -> float:
         """Return the largest ε that an audit of this size can refute: all of its guesses right.
@@ -155,24 +168,6 @@ class OneRunBound:
         The power is known before the training. About 3·e^ε right guesses refute ε at 95%.
         """
         return self.epsilon(GuessOutcome(canaries, guesses, guesses), delta, confidence)
-
-    def _search(
-        self, outcome: GuessOutcome, delta: float, significance: float, refuted: float
-    ) -> float:
-        """Return the largest refuted ε, found by a search upwards from `refuted`."""
-
-        def refutes(epsilon: float) -> bool:
-            return self.refutes(outcome, epsilon, delta, significance)
-
-        if not refutes(refuted):
-            return refuted
-        low, high = refuted, refuted + _STRIDE
-        while refutes(high) and high < _LARGEST:
-            low, high = high, high + _STRIDE
-        while high - low > _TOLERANCE:
-            middle = (low + high) / 2
-            low, high = (middle, high) if refutes(middle) else (low, middle)
-        return low
 
 
 def _refuted_by_tail(
@@ -205,8 +200,3 @@ TRADE_OFF = OneRunBound("trade-off", _refuted_by_claim)
 # its trade-off is Gaussian, as it nearly is for noised sums over many updates.
 GAUSSIAN = OneRunBound("Gaussian", _refuted_by_gaussian)
 BOUNDS = (BINOMIAL, TRADE_OFF, GAUSSIAN)
-
-
-def _refuse_no_probability(value: float, where: str) -> None:
-    if not 0 < value < 1:
-        raise BadInput(f"{value} is not between 0 and 1", where=where)

@@ -127,7 +127,7 @@ def _columns(path: Path, format: str, given: Mapping[str, str | None]) -> dict[s
         names = header_of(path, format, layout_of(format, _setting(parts)))
         dates = recognised(names)["date"]
         if len(dates) == 1:
-            parts.setdefault("date", names[dates[0]])
+            parts.setdefault("date", dates[0])
         return columns_of(path, format, layout_of(format, _setting(parts))) | parts
     except BadInput as error:
         ways = f"{error.fix} Options: {', '.join(f'--{role} COLUMN' for role in ROLES)}."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -21,12 +23,8 @@ from tasks.commands.output import as_json, write_answer, write_table
 
 Source = Literal["final", "workshop", "both", "neither"]
 
-HOORY, KERRIGAN, JAGANNATHA, JANA = (
-    "Hoory et al. 2021",
-    "Kerrigan et al. 2020",
-    "Jagannatha et al. 2021",
-    "Jana and Biemann 2021",
-)
+HOORY = "Hoory et al. 2021"
+_PRINTED = Path(__file__).with_name("printed_epsilons.toml")
 
 # Numbers that Hoory et al. state.
 _EXAMPLES = 83_000_000
@@ -103,9 +101,7 @@ def paper_table() -> list[PaperRow]:
         *_vocabulary(paper_parameters()),
         *_arithmetic(),
         *_training(),
-        *_kerrigan(),
-        *_jagannatha(),
-        *_jana(),
+        *_other_papers(),
     ]
 
 
@@ -217,75 +213,27 @@ def _training() -> Iterator[PaperRow]:
     )  # fmt: skip
 
 
-def _kerrigan() -> Iterator[PaperRow]:
-    """Fig. 4, with the sampling rate and updates of Fig. 2; the trainings' own are not printed."""
-    for variance, printed in ((0.1, 107.30), (1.1, 9.75)):
-        for meaning, sigma in (("noise scale", variance), ("variance", math.sqrt(variance))):
-            yield _other_row(
-                f"epsilon_kerrigan_{variance:g}_{meaning.replace(' ', '_')}",
-                f"ε of Fig. 4, if {variance:g} is the {meaning}, with q and T of Fig. 2",
-                KERRIGAN, printed, PoissonGaussian.single(1e-3, sigma, 100_000), 1e-5,
-                "Neither reading of σ gives the printed values with the q and T that are printed.",
-            )  # fmt: skip
+def _other_papers() -> Iterator[PaperRow]:
+    for row in tomllib.loads(_PRINTED.read_text(encoding="utf-8"))["training"]:
+        event = PoissonGaussian.single(row["sampling_rate"], row["sigma"], row["updates"])
+        yield PaperRow(
+            row["name"],
+            row["figure"],
+            {name: row[name] for name in ("sampling_rate", "sigma", "updates", "delta")},
+            epsilon_pld(event, row["delta"]),
+            row["verdict"],
+            row["printed"],
+            "final",
+            _by_renyi(event, row["delta"]),
+            row["paper"],
+        )
 
 
-def _jagannatha() -> Iterator[PaperRow]:
-    """Appendix B.1 for MIMIC-III: 50 samples of each of 70% of 46,000 patients."""
-    samples, batch = 50 * round(0.7 * 46_000), 32  # the batch size is not printed
-    least = (
-        "The older conversion gives no less than log(1/δ)/63 = 0.219 with orders up to 64, "
-        "so the printed value hides the number of epochs."
-    )
-    for epochs, sigma, printed in (
-        (1, 2.0, 0.223),
-        (3, 2.0, 0.223),
-        (1, 1.0, 0.626),
-        (3, 1.0, 0.628),
-    ):
-        yield _other_row(
-            f"epsilon_jagannatha_{sigma:g}_{epochs}",
-            f"ε of a sample after {epochs} of 3 epochs, batches of {batch}",
-            JAGANNATHA, printed,
-            PoissonGaussian.single(batch / samples, sigma, epochs * samples // batch), 1e-6,
-            f"Holds for a sample; a patient has 50. {least if sigma == 2.0 else ''}".strip(),
-        )  # fmt: skip
-
-
-def _jana() -> Iterator[PaperRow]:
-    """Table 2: CoNLL 2003, ten epochs in batches of 32; δ is not printed."""
-    sentences, batch, epochs = 14_987, 32, 10
-    for sigma, printed in ((0.5, 3.73), (1.0, 0.688), (5.0, 0.05), (10.0, 0.024)):
-        event = PoissonGaussian.single(batch / sentences, sigma, epochs * sentences // batch)
-        yield _other_row(
-            f"epsilon_jana_{sigma:g}", "ε of Table 2", JANA, printed, event, 1e-5,
-            "Not the value of its settings at δ = 1e-5, by Rényi accounting or by PLD.",
-        )  # fmt: skip
-
-
-def _other_row(
-    name: str,
-    figure: str,
-    paper: str,
-    printed: float,
-    event: PoissonGaussian,
-    delta: float,
-    verdict: str,
-) -> PaperRow:
-    """Return the row of a training whose paper prints ε."""
-    (phase,) = event.phases
+def _by_renyi(event: PoissonGaussian, delta: float) -> dict[str, float]:
+    """Return ε by Rényi accounting, with the conversion of 2020 and with the older one."""
     renyi = epsilon_rdp(event, delta)
     assert renyi is not None  # noqa: S101 - the Rényi curve of Poisson samples is known
-    return PaperRow(
-        name,
-        figure,
-        {"q": phase[0], "σ": phase[1], "updates": phase[2], "δ": delta},
-        epsilon_pld(event, delta),
-        verdict,
-        printed,
-        "final",
-        {"epsilon_rdp": renyi, "epsilon_old_conversion": epsilon_paper_conversion(event, delta)},
-        paper,
-    )
+    return {"epsilon_rdp": renyi, "epsilon_old_conversion": epsilon_paper_conversion(event, delta)}
 
 
 def _epsilon_row(
@@ -300,18 +248,16 @@ def _epsilon_row(
     steps: int = _STEPS // _ACCUMULATION,
 ) -> PaperRow:
     event = PoissonGaussian.single(batch / examples, sigma, steps)
-    true, old = epsilon_pld(event, _DELTA), epsilon_paper_conversion(event, _DELTA)
-    renyi = epsilon_rdp(event, _DELTA)
-    assert renyi is not None  # noqa: S101 - the Rényi curve of Poisson samples is known
+    true, more = epsilon_pld(event, _DELTA), _by_renyi(event, _DELTA)
     return PaperRow(
         name,
         figure,
         {"n": examples, "B": batch, "σ": sigma, "updates": steps, "δ": _DELTA},
         true,
-        _verdict(printed, true, renyi, old),
+        _verdict(printed, true, *more.values()),
         printed,
         source,
-        {"epsilon_rdp": renyi, "epsilon_old_conversion": old},
+        more,
     )
 
 

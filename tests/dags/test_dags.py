@@ -35,7 +35,7 @@ GROUPS = {
 KEPT = JobSettings(
     phrases_epsilon=2.0,
     vocabulary_source="checkpoint+private",
-    public_model="/a/bert",
+    public_model="gs://a/bert",
     membership_units=50,
     audit_canaries=40,
 )
@@ -96,7 +96,7 @@ def specs_of_tasks(monkeypatch):
         JobSettings(more_trainings="noise_multiplier=3;epochs=1", kept_epochs="2"),
         JobSettings(model_kind="gpt2"),
         SweepSettings(phrases_epsilon=2.0),
-        SweepSettings(sweep_baselines="public,nonprivate", sweep_checkpoints="/a/bert"),
+        SweepSettings(sweep_baselines="public,nonprivate", sweep_checkpoints="gs://a/bert"),
     ],
     ids=["job", "all", "more", "causal", "sweep", "baselines"],
 )

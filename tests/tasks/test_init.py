@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import Confide, set_options
 
+from tasks.commands.init_command import _rounded_up
+
 pytestmark = pytest.mark.usefixtures("at_home")
 
 SECRET = "zyxsecret"  # represents the private text of a note
@@ -62,6 +64,10 @@ def test_init_proposes_columns_encoding_unit_and_a_rounded_bound(
     assert SECRET not in shown
     assert "confide ledger register station-5 --unit patient" in shown
     assert confide.json("ledger") == {}
+
+
+def test_a_bound_is_round_and_above_the_number_of_units() -> None:
+    assert [_rounded_up(n) for n in (58, 60, 116, 999, 1153)] == [60, 80, 150, 1000, 1500]
 
 
 def test_init_knows_the_notes_of_mimic_iv(confide: Confide, tmp_path: Path) -> None:

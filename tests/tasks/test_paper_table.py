@@ -25,7 +25,7 @@ def rows() -> dict[str, PaperRow]:
         ("epsilon_t_workshop", 0.58, pytest.approx(0.529, rel=0.01)),
         ("epsilon_t_256_words", None, pytest.approx(22.3, rel=0.01)),
         ("epsilon_t_rows", None, pytest.approx(6.05, rel=0.01)),
-        ("epsilon_kerrigan_1.1_noise_scale", 9.75, pytest.approx(1.391, rel=0.01)),
+        ("epsilon_kerrigan_1.1", 9.75, pytest.approx(1.391, rel=0.01)),
         ("epsilon_jagannatha_1_1", 0.626, pytest.approx(0.019, abs=0.001)),
         ("epsilon_jana_1", 0.688, pytest.approx(0.734, rel=0.01)),
         ("batch_product", 128_000, 262_144),

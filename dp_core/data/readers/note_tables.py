@@ -101,15 +101,15 @@ class Layout:
         encoding = parts.pop("encoding", "utf-8")
         return cls(parts, delimiter=delimiter, encoding=encoding)
 
-    def roles(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the place of each role's column in a header.
+    def roles(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the column of each role in a header.
 
         Raises:
             BadInput: a column is missing, or several columns could have a role.
         """
         candidates = recognised(names) | {"date": []}
         for role, column in self.columns.items():
-            candidates[role] = [n for n, name in enumerate(names) if _same(name) == _same(column)]
+            candidates[role] = [name for name in names if _same(name) == _same(column)]
         needed = dict.fromkeys(("text", *self.columns))
         missing = [role for role in needed if not candidates[role]]
         several = next((role for role in candidates if len(candidates[role]) > 1), None)
@@ -117,10 +117,9 @@ class Layout:
             lacks = " and ".join(self.columns.get(role, f"a column of {role}") for role in missing)
             raise PrivateTextRefusal(f"a header lacks {lacks}", fix=self._fix(names))
         if several:
-            columns = ", ".join(names[place] for place in candidates[several])
-            what = f"several columns could hold the {several}: {columns}"
+            what = f"several columns could hold the {several}: {', '.join(candidates[several])}"
             raise PrivateTextRefusal(what, fix=f"Name one of them: {several}:COLUMN.")
-        return {role: places[0] for role, places in candidates.items() if places}
+        return {role: columns[0] for role, columns in candidates.items() if columns}
 
     def _fix(self, names: Sequence[str]) -> str:
         """Return a remedy with the names of the columns, unless they may be a row of text.
@@ -139,14 +138,14 @@ def _same(name: str) -> str:
     return name.strip().casefold()
 
 
-def recognised(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return the places of the columns that may have each role, by their common names."""
+def recognised(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the columns that may have each role, by their common names."""
     plain = ["".join(filter(str.isalnum, name.casefold())) for name in names]
     candidates = {}
     for role, common in COMMON_NAMES.items():
         first, *others = common.split()
         wanted = [first] if first in plain else others
-        candidates[role] = [place for place, name in enumerate(plain) if name in wanted]
+        candidates[role] = [n for n, word in zip(names, plain, strict=True) if word in wanted]
     return candidates
 
 
@@ -193,8 +192,7 @@ def columns_of(path: Path, format: str, layout: Layout) -> dict[str, str]:
     Raises:
         BadInput: the file cannot be read, or a column is missing or ambiguous.
     """
-    names = header_of(path, format, layout)
-    return {role: names[place] for role, place in layout.roles(names).items()}
+    return layout.roles(header_of(path, format, layout))
 
 
 def header_of(path: Path, format: str, layout: Layout) -> list[str]:
@@ -227,9 +225,10 @@ def _document(row: Mapping[str, Any]) -> Document | Reason | None:
         return None
     text = row.get("text")
     try:
-        document, patient, admission, date = (
-            normalised_id(row.get(role)) for role in ("document", "patient", "admission", "date")
+        document, patient, admission = (
+            normalised_id(row.get(role)) for role in ("document", "patient", "admission")
         )
+        date = normalised_id(str(row.get("date") or ""))  # Parquet has dates as dates
     except ValueError:
         return Reason.WRONG_FIELD
     if not isinstance(text, str):
@@ -242,10 +241,10 @@ def _document(row: Mapping[str, Any]) -> Document | Reason | None:
 
 
 def _documents(
-    rows: Iterable[tuple[int, Sequence[Any]]], roles: Mapping[str, int]
+    rows: Iterable[tuple[int, Mapping[str, Any]]], roles: Mapping[str, str]
 ) -> Iterator[tuple[int, Document | Reason | None]]:
-    for number, cells in rows:
-        document = _document({role: cells[place] for role, place in roles.items()})
+    for number, row in rows:
+        document = _document({role: row[column] for role, column in roles.items()})
         if isinstance(document, Document) and "patient" in roles and not document.patient_id:
             document = Reason.NO_PATIENT
         yield number, document
@@ -273,10 +272,9 @@ def _roles_of_object(layout: Layout, keys: tuple[str, ...]) -> dict[str, str]:
     there = set(map(_same, keys))
     columns = {r: c for r, c in layout.columns.items() if r == "text" or _same(c) in there}
     try:
-        places = replace(layout, columns=columns).roles(keys)
+        return replace(layout, columns=columns).roles(keys)
     except BadInput:
         return {}
-    return {role: keys[place] for role, place in places.items()}
 
 
 # --- CSV
@@ -290,13 +288,14 @@ def _csv_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reas
     with open_bytes(file) as stream:
         names, rows = _csv(stream, layout)
         roles = layout.roles(names)
-        ids = [place for role, place in roles.items() if role != "text"]
+        ids = [column for role, column in roles.items() if role != "text"]
 
-        def whole() -> Iterator[tuple[int, list[str]]]:
+        def whole() -> Iterator[tuple[int, dict[str, str]]]:
             for number, cells in rows:
-                if len(cells) != len(names) or any("\n" in cells[place] for place in ids):
+                row = dict(zip(names, cells, strict=False))
+                if len(cells) != len(names) or any("\n" in row[column] for column in ids):
                     raise _Broken(number)
-                yield number, cells
+                yield number, row
 
         yield from _documents(whole(), roles)
 
@@ -377,27 +376,17 @@ def _cells(row: str, number: int, delimiter: str) -> list[str]:
 
 def _parquet_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
     with _parquet(file) as table:
-        names = list(table.schema_arrow.names)
-        roles = layout.roles(names)
-        columns = [names[place] for place in roles.values()]
+        roles = layout.roles(table.schema_arrow.names)
 
-        def rows() -> Iterator[tuple[int, tuple[Any, ...]]]:
-            number = itertools.count(1)
+        def rows() -> Iterator[dict[str, Any]]:
             try:
+                columns = [*roles.values()]
                 for batch in table.iter_batches(_ROWS, columns=columns, use_threads=False):
-                    values = [_values(batch[column]) for column in columns]
-                    yield from zip(number, zip(*values, strict=True), strict=False)
+                    yield from batch.to_pylist()
             except _DAMAGED:
                 raise EOFError from None  # the cause may quote private text
 
-        yield from _documents(rows(), {role: place for place, role in enumerate(roles)})
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Return the values of a column; dates and times as ISO 8601 writes them."""
-    is_time = pa.types.is_temporal(column.type)
-    values: list[Any] = (column.cast(pa.string()) if is_time else column).to_pylist()
-    return values
+        yield from _documents(enumerate(rows(), 1), roles)
 
 
 @contextmanager

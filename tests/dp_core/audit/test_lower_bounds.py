@@ -9,7 +9,7 @@ from scipy import stats
 from scipy.optimize import linprog
 from scipy.special import bdtrc, betaincinv, ndtri
 
-from benchmarks.all_thresholds import best_epsilon, surest_first
+from benchmarks.threshold_scan import best_epsilon, surest_first
 from dp_core.audit.lower_bounds import (
     BINOMIAL,
     BOUNDS,

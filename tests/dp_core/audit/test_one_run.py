@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.all_thresholds import surest_first
+from benchmarks.threshold_scan import surest_first
 from dp_core.audit.canaries import throw_coins
 from dp_core.audit.one_run import Claim, Guesses, audit_claim, null_alarms
 from dp_core.errors import BadInput
