@@ -65,20 +65,11 @@ def show_next(uri: str, dataset: str) -> None:
     """Print the commands that follow a run, with the names of its models."""
     report = read_result(Deployment.from_environment().open_store(), uri)
     assert report is not None  # noqa: S101 - it has just been shown
-    model = f"{dataset}-model"
-    commands = {"confide compare 0": "Compare the models."}
+    model, commands = f"{dataset}-model", ["confide report", "confide up"]
     if _MODEL in report.facts["models"]:
-        commands = {
-            f"confide export {model}": "Copy the private model, for others.",
-            f"confide evidence {model} --out {dataset}-evidence": "Write the evidence of its ε.",
-        }
-    commands |= {
-        "confide report": "Show this table again.",
-        "confide up": "Serve the pages of Airflow and MLflow.",
-    }
-    click.echo("\nNext:")
-    for command, purpose in commands.items():
-        click.echo(f"  {command}\n      {purpose}")
+        evidence = f"confide evidence {model} --out {dataset}-evidence"
+        commands = [f"confide export {model}", evidence, *commands]
+    click.echo("\n  ".join(["\nNext:", *commands]))
 
 
 def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list[str], str]:

@@ -329,11 +329,6 @@ def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) 
     if latest := sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]:
         show_history("Latest releases", latest)
     for name, one in found.items():
-        if one["unsettled"] or one["operator_releases"]:
-            write_prose(
-                f"{name}: {one['unsettled']} releases are not settled; "
-                f"{one['operator_releases']} are the operator's, without a guarantee."
-            )
         if said := _warning(name, one["like_the_last_run"]):
             write_prose(said)
         if others := one["same_files_as"]:
@@ -342,7 +337,7 @@ def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) 
                 "separate budgets: the sum of the budgets can be spent on the same people."
             )
     write_prose(
-        "All releases: confide ledger history NAME. Before a run: confide ledger cost."
+        "More: confide ledger remaining NAME, history NAME. Before a run: confide ledger cost."
         if found
         else "No data set is registered yet: confide ledger register --help."
     )

@@ -28,7 +28,14 @@ from pydantic import ValidationError
 from dp_core.config.data import VersionConfig
 from dp_core.config.fields import one_line
 from dp_core.config.release import ReleaseRecord
-from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
+from dp_core.errors import (
+    BadInput,
+    BudgetExceeded,
+    ConfideError,
+    Contradicted,
+    Unfinished,
+    fault_line,
+)
 from dp_core.labels import Label
 from tasks.context import StepContext, StepOutput, content_key
 from tasks.protocol.messages import Failed, Judged, StepResult
@@ -152,7 +159,8 @@ def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> No
     elif isinstance(error, Unfinished):
         tracker.leave("KILLED", closed=closed)
     else:
-        tracker.end("FAILED", also=("parent",), closed=closed)
+        refused = isinstance(error, BadInput | BudgetExceeded)
+        tracker.end("FAILED", also=("parent",), closed=closed, refused=refused)
 
 
 def _confirm_releases(

@@ -200,7 +200,7 @@ def mlflow_folder(deployment: Deployment) -> Path:
 
 def runs_page(server: str, password: str) -> str:
     """Return the page of the runs with ε, F1 and exposure, instead of MLflow's default columns."""
-    from tasks.tracking.mlflow import PUBLIC, VIEW
+    from tasks.tracking.mlflow import PUBLIC, TRAINING_VIEW, VIEW
 
     address = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
     words = b64encode(f"{USER}:{password}".encode()).decode()
@@ -209,5 +209,5 @@ def runs_page(server: str, password: str) -> str:
         with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - our own server
             experiment = json.load(answer)["experiment"]["experiment_id"]
     except (OSError, ValueError, KeyError):
-        return server  # nothing has been run yet
-    return f"{server}/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}"
+        return f"{server}/#/experiments?{TRAINING_VIEW}"  # nothing has been run yet
+    return f"{server}/#/experiments/{experiment}/runs?{TRAINING_VIEW}&viewStateShareKey={VIEW}"

@@ -71,10 +71,6 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
         ),
         rows=tuple(rows),
         notes=(
-            "Exposure is log₂|V| − log₂(mean rank of the secret). Rank exposure compares each "
-            "canary with references that were never planted (Carlini et al. 2019); for a model "
-            "without memory, all ranks are equally likely. “Remembered” means that the whole "
-            "interval lies above the band of a model without memory.",
             *_rank_notes(row for _, row, _ in shown),
             *((_LEFT_TO_RIGHT,) if any(model.is_causal for model in models) else ()),
         ),
@@ -150,15 +146,6 @@ def membership_table(models: Sequence[ModelRow]) -> Table:
             *(Header("TPR", f"at {100 * rate:g}% FPR, %") for rate in LOW_RATES),
         ),
         rows=tuple(rows),
-        notes=(
-            "An attack that guesses at random has a leakage of 0, an AUC of 50%, and a TPR equal "
-            "to its FPR. The public model never read private rows: any leakage of it is due to "
-            "chance or to a difference between members and held-out units. Below each figure is "
-            "its 95% interval (one in twenty is expected to miss the true value). The number after "
-            "≤ is the maximum under the guarantee, for single units and, by group privacy, for "
-            "groups. An interval above this maximum is marked, but does not refute the guarantee, "
-            "because members and held-out units were divided only once.",
-        ),
     )
 
 
@@ -209,12 +196,6 @@ def epoch_tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
         caption="Loss on held-out private text, by epoch",
         headers=(Header("Model", numeric=False), *headers("nats a prediction")),
         rows=tuple(losses),
-        notes=(
-            "The mean loss of the attacked rows, under masks that no training used; the smaller "
-            "number below it is the mean over training rows. Epoch 0 is the model from which the "
-            "training started. All epochs belong to one training with one learning-rate schedule: "
-            "a training that ended at an earlier epoch would have another schedule.",
-        ),
     )
     leakage = Table(
         key="leakage_by_epoch",
@@ -225,12 +206,6 @@ def epoch_tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
             *headers("TPR − FPR, %"),
         ),
         rows=tuple(leakages),
-        notes=(
-            "Epoch 0 is the model from which the training started. It never read private rows: "
-            "any leakage of it is due to chance or to a difference between members and held-out "
-            "units. The number after ≤ is the maximum under the guarantee of the whole training, "
-            "which covers the models of all epochs together.",
-        ),
     )
     return loss, leakage
 
@@ -275,7 +250,7 @@ def extraction_table(models: Sequence[ModelRow]) -> Table:
             Header("Probability", "by chance"),
         ),
         rows=tuple(rows),
-        notes=(*_protocol_notes([e for _, e in shown]), _EXTRACTION_NOTE) if rows else (),
+        notes=_protocol_notes([e for _, e in shown]),
     )
 
 
@@ -295,23 +270,7 @@ def samples_table(models: Sequence[ModelRow]) -> Table:
             for model, samples in shown
             for text in samples.texts
         ),
-        notes=(
-            "Each token is sampled from the 40 likeliest with a public seed, so a text is as "
-            "private as the model that wrote it.",
-        )
-        if shown
-        else (),
     )
-
-
-_EXTRACTION_NOTE = (
-    "A good model guesses some texts correctly without having seen them. Extraction is therefore "
-    "also tried on a control group that was not trained on (the public model trained on neither). "
-    "“By chance” is the probability of at least as many extracted training texts if both groups "
-    "were equally easy to extract (Fisher's exact test); a probability of at most 1/40 is marked. "
-    "Below each share is its 95% interval; the number after ≤ is the maximum under the guarantee. "
-    "A low share is no proof of privacy: another prefix or decoding may extract more."
-)
 
 
 def _extraction_row(model: str, protocol: Finding, row: ExtractionRow) -> tuple[Cell, ...]:

@@ -1,4 +1,4 @@
-"""Figures of a job's report: exposure (Hoory et al. 2021, Fig. 2), training, scores, epochs."""
+"""Figures of a job's report: exposure (Hoory et al. 2021, Fig. 2) and training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
-from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
+from dp_core.audit.exposure import EMBEDDED, ExposureRow
 from tasks.protocol.points import Mode
 from tasks.report.model import (
-    F1,
     QUANTITIES,
     Curve,
     Exposures,
     Measure,
-    ModelAt,
     ModelRow,
-    measure_of,
-    number_of,
 )
 from tasks.report.tables import significant
 
-# Okabe and Ito's palette is safe for colour-blind readers; the markers differ as well.
+# Okabe and Ito's palette is safe for colour-blind readers; the markers differ as well. A page
+# shows the colours by their names, as templates/style.css defines them for light and dark screens.
+COLOURS = {
+    "paper": "#ffffff", "ink": "#1f2933", "axis": "#9aa5b1", "grid": "#eceff1", "pale": "#e8e8e4",
+    "grey": "#6b6b6b", "green": "#009e73", "blue": "#0072b2", "orange": "#d55e00",
+    "sky": "#56b4e9", "pink": "#cc79a7", "yellow": "#e69f00", "black": "#000000",
+}  # fmt: skip
 STYLES: dict[Mode, tuple[str, str]] = {  # colour and marker
-    "public": ("#6b6b6b", "s"),
-    "phrases": ("#009e73", "D"),
-    "dp": ("#0072b2", "o"),
-    "nonprivate": ("#d55e00", "^"),
+    "public": (COLOURS["grey"], "s"),
+    "phrases": (COLOURS["green"], "D"),
+    "dp": (COLOURS["blue"], "o"),
+    "nonprivate": (COLOURS["orange"], "^"),
 }
-_MORE_STYLES = (("#56b4e9", "v"), ("#cc79a7", "P"), ("#e69f00", "X"), ("#000000", "<"))
-EPSILON_RED, SCORE_BLUE, PALE = "#c1272d", "#0072b2", "#e8e8e4"
+MORE_STYLES = tuple(
+    (COLOURS[name], marker)
+    for name, marker in zip(("sky", "pink", "yellow", "black"), "vPX<", strict=True)
+)
+EPSILON_COLOUR, SCORE_COLOUR = COLOURS["black"], COLOURS["blue"]
 _FAR_APART = 20  # ratio of the largest to the smallest perplexity for a logarithmic axis
 _LEGEND_LETTERS = 110  # characters of a legend in one line
 WIDTH = 9.6  # inches, the width of the page's column
@@ -61,12 +66,15 @@ class Drawing:
     def inline_svg(self) -> str:
         """The SVG element for an HTML page, without prologue and namespaces.
 
-        The figure's key prefixes all ids, because ids must be unique within a page.
+        The figure's key prefixes all ids, because ids must be unique within a page. The page's
+        style sheet defines the colours.
         """
         body = self.svg[self.svg.index("<svg") :]
         body = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", body).replace("xlink:href", "href")
         body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
         body = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{self.key}-", body)
+        for name, colour in COLOURS.items():
+            body = body.replace(colour, f"var(--figure-{name})")
         return re.sub(r'(<svg[^>]*?)\swidth="[^"]*"', r"\1", body, count=1)
 
 
@@ -104,7 +112,7 @@ _MARKED = 12  # most points of a curve that has a marker at each point
 def styles_of(models: Sequence[ModelRow]) -> dict[str, tuple[str, str]]:
     """Return colour and marker by model name; the first model of a kind has those of its kind."""
     styles: dict[str, tuple[str, str]] = {}
-    more = itertools.cycle(_MORE_STYLES)
+    more = itertools.cycle(MORE_STYLES)
     for model in models:
         of_kind = STYLES[model.kind]
         styles[model.name] = of_kind if of_kind not in styles.values() else next(more)
@@ -190,13 +198,16 @@ def _exposure_panel(axes: Axes, lines: Sequence[Line], pattern: str) -> None:
     axes.axhspan(
         min(row.null_low for row in all_rows),
         max(row.null_high for row in all_rows),
-        color=PALE,
+        color=COLOURS["pale"],
         zorder=0,
         label="no memory",
     )
     ceiling = math.log2(max(row.candidates for row in all_rows))
-    axes.axhline(ceiling, color="#9aa5b1", linestyle=":", linewidth=1.2)
-    axes.set_ylim(0, ceiling * 1.05)
+    axes.axhline(ceiling, color=COLOURS["axis"], linestyle=":", linewidth=1.2)
+    axes.set_ylim(
+        min(0.0, *(row.low for row in all_rows)),
+        1.05 * max(ceiling, *(row.high for row in all_rows)),
+    )
     occurrences = sorted({row.expected_occurrences for row in all_rows})
     axes.set_xlim(occurrences[0] / 1.5, occurrences[-1] * 1.5)
     axes.set_xticks(occurrences, [significant(x) for x in occurrences])
@@ -222,6 +233,7 @@ def legend_below(figure: Figure, most: int = 4) -> None:
         list(handles),
         loc="outside lower center",
         frameon=False,
+        labelcolor=COLOURS["ink"],
         ncols=max(1, min(most, len(handles), fitting)),
     )
 
@@ -257,138 +269,36 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
             right.plot(
                 spending.updates,
                 spending.epsilon,
-                color=EPSILON_RED,
+                color=EPSILON_COLOUR,
                 linestyle="--",
                 linewidth=1.6,
-                label="ε spent by DP training",
+                label="ε spent by DP training (right axis)",
             )
-            right.set_ylabel("ε", color=EPSILON_RED, rotation=0, labelpad=10, fontsize=13)
-            right.tick_params(axis="y", colors=EPSILON_RED)
+            right.set_ylabel("ε", rotation=0, labelpad=10, fontsize=13)
             right.set_ylim(bottom=0)
     legend_below(figure)
     return finish(
         figure,
         "training",
         "Training, and the privacy it spends",
-        "Each model's progress by update. The dashed red line is the privacy loss ε of the job's "
-        "DP training so far (right axis), which depends on the settings alone. A model that is "
-        "saved during the training has the ε of the end of the training.",
-    )
-
-
-def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | None:
-    """Return scores and mean exposures by epoch, or None if no value may be shown."""
-    scores = [_known(row, lambda model: number_of(model.score)) for row in rows]
-    exposures = [_known(row, _mean_exposure) for row in rows]
-    shown = [
-        (title, lines)
-        for title, lines in ((measure.axis, scores), ("Exposure, mean, bits", exposures))
-        if any(lines)
-    ]
-    if not shown:
-        return None
-    figure, panels = canvas(len(shown), 2, 3.9)
-    for axes, (title, lines) in zip(panels, shown, strict=True):
-        for row, line in zip(rows, lines, strict=True):
-            if line:
-                colour, marker = STYLES[row.kind]
-                axes.plot(
-                    list(line), list(line.values()), color=colour, marker=marker, label=row.name
-                )
-        axes.set_xlabel("Epochs")
-        axes.set_xticks(sorted({epochs for line in lines for epochs in line}))
-        axes.set_title(title, loc="left")
-        if lines is scores:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-            frame_scores(axes, [score for line in lines for score in line.values()], measure)
-        else:
-            chance = _highest_by_chance(rows)
-            axes.axhspan(0, chance, color=PALE, zorder=0)
-            highest = max(chance, *(value for line in lines for value in line.values()))
-            axes.set_ylim(0, 1.1 * highest)
-    legend_below(figure)
-    return finish(
-        figure,
-        "epochs",
-        "Usefulness and memory by epoch",
-        f"{f'{measure.axis} after fine-tuning, and exposure' if any(scores) else 'Exposure'} of "
-        "the canaries, for models that one training saved after several epochs. The exposures of "
-        "97.5% of models that remember nothing lie within the band. One charge covers all models "
-        "of a training: each has the ε of all models together.",
-    )
-
-
-def _known(row: ModelRow, value: Callable[[ModelAt], float | None]) -> dict[float, float]:
-    """Return the values of a training's models by epochs, as far as they may be shown."""
-    return {model.epochs: v for model in row.saved if (v := value(model)) is not None}
-
-
-def _mean_exposure(model: ModelAt) -> float | None:
-    if not isinstance(model.exposures, tuple) or not model.exposures:
-        return None
-    return summarise(model.exposures[0].rows).mean
-
-
-def _highest_by_chance(rows: Sequence[ModelRow]) -> float:
-    measured = [model.exposures for row in rows for model in row.saved]
-    shown = [e for exposures in measured if isinstance(exposures, tuple) for e in exposures]
-    return max(summarise(exposures.rows).mean_null_high for exposures in shown)
-
-
-def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
-    """Return F1 by entity type or class for each model, or None if no value may be shown."""
-    measure = measure_of(models)
-    measured = [
-        (model, {**model.f1_by_type, measure.over_all: model.score})
-        for model in models
-        if any(number_of(v) is not None for v in (model.score, *model.f1_by_type.values()))
-    ]
-    if not measured:
-        return None
-    types = sorted({kind for model, _ in measured for kind in model.f1_by_type})
-    types.append(measure.over_all)
-    figure, (axes,) = canvas(1, 1, 3.8)
-    width, styles = 0.8 / len(measured), styles_of(models)
-    for index, (model, scores) in enumerate(measured):
-        offset = (index - (len(measured) - 1) / 2) * width
-        known = {
-            x + offset: score
-            for x, kind in enumerate(types)
-            if (score := number_of(scores.get(kind))) is not None
-        }
-        colour, _ = styles[model.name]
-        bars = axes.bar(
-            list(known), list(known.values()), width * 0.92, color=colour, label=model.name
-        )
-        labels = [f"{100 * score:.1f}" for score in known.values()]
-        axes.bar_label(bars, labels, padding=2, fontsize=10)
-    axes.set_xticks(range(len(types)), types)
-    axes.grid(visible=False, axis="x")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_ylim(0, 1.08)
-    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    axes.set_ylabel(measure.axis if measure is F1 else "F1, accuracy")
-    legend_below(figure)
-    return finish(
-        figure,
-        "entities",
-        measure.by_label,
-        f"{measure.axis} after the same fine-tuning of each model: {measure.explained}.",
+        "Each model's progress by update. The dashed line is the privacy loss ε of the job's DP "
+        "training so far, which depends on the settings alone. A model that is saved during the "
+        "training has the ε of the end of the training.",
     )
 
 
 def frame_scores(axes: Axes, scores: Sequence[float], measure: Measure) -> None:
-    """Set the limits of an axis of scores.
+    """Set the limits of an axis of scores and of the ends of their intervals.
 
     The axis of shares spans at least five percentage points, so that small random differences do
     not look large. The axis of perplexities starts at 0, or is logarithmic if they differ widely.
     """
     low, high = min(scores), max(scores)
     if not measure.is_share:
-        if high > _FAR_APART * low:
+        if low > 0 and high > _FAR_APART * low:
             axes.set_yscale("log")
         else:
-            axes.set_ylim(0, 1.2 * high)
+            axes.set_ylim(min(0.0, low), 1.2 * high)
         return
     air = max(0.1 * (high - low), (0.05 - (high - low)) / 2)
     axes.set_ylim(max(0.0, low - air), min(1.0, high + air))

@@ -270,6 +270,7 @@ def header_of(
     model, vocabulary = results["pretraining"], results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
     ledger = open_ledger(context.deployment)
+    settings = SweepSettings if spec.is_sweep else JobSettings
     return {
         "title": spec.title,
         "run_key": context.run.run_key,
@@ -293,6 +294,7 @@ def header_of(
         "ledger": ledger_table(ledger.history(dataset), dataset, unit),
         "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
+        "why_not_audited": settings.model_validate(spec.settings).why_unaudited,
         "versions": model.result.versions,
         "repeat": _repeat_command(spec.title, spec.settings),
     }

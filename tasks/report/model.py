@@ -73,7 +73,6 @@ class Measure:
     by_label: str = ""  # caption of the table of scores by label
     label: str = ""  # header of its first column
     over_all: str = ""  # name of its last row
-    explained: str = ""
     is_share: bool = True  # within 0 … 1 and better if larger; False for a perplexity
     by_token: bool = False  # so that models with different tokens cannot be compared
 
@@ -97,7 +96,6 @@ F1 = Measure(
     "Entity extraction: strict F1 by type",
     "Entity type",
     "all (micro)",
-    "an entity is correct if its type and both ends are correct",
 )
 ACCURACY = Measure(
     "accuracy",
@@ -108,7 +106,6 @@ ACCURACY = Measure(
     "Classification: F1 by class, and accuracy",
     "Class",
     "accuracy",
-    "F1 of each class, and the share of texts with the correct class",
 )
 PERPLEXITY = Measure(
     "perplexity_private",
@@ -299,6 +296,7 @@ class Report:
     models: tuple[ModelRow, ...]  # of a sweep: one row per setting
     is_sweep: bool = False
     audit: AuditRecord | None = None  # of the training of the DP model
+    why_not_audited: str = ""  # a sentence; empty if the training was audited
     against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
     # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)

@@ -6,9 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
@@ -17,9 +15,10 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.points import BASELINE_NAMES, Baseline
 from tasks.report.figures import (
-    EPSILON_RED,
+    COLOURS,
+    EPSILON_COLOUR,
     OCCURRENCES,
-    SCORE_BLUE,
+    SCORE_COLOUR,
     STYLES,
     Drawing,
     Line,
@@ -44,9 +43,9 @@ def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
     """Return exposure against occurrences, with one line per batch size and number of updates.
 
     Lines show the middle σ. A line over several seeds is the mean, and its bars span the intervals
-    of all seeds. Trainings without privacy are red, as in the paper, with one line for each
-    vocabulary. Public models are left out, since they have not read the canaries. Returns None if
-    there would be only one line, or if no exposure may be shown.
+    of all seeds. Trainings without privacy are orange, with one line for each vocabulary. Public
+    models are left out, since they have not read the canaries. Returns None if there would be only
+    one line, or if no exposure may be shown.
     """
     known = [p for p in points if p.audits and (p.baseline is None or p.updates)]
     private = [p for p in known if p.baseline is None]
@@ -63,23 +62,21 @@ def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
         return None
     batches = sorted({point.batch_size for point in private})
     lines: list[Line] = []
-    colour: Any
+    colours = itertools.cycle(COLOURS[c] for c in ("sky", "blue", "green", "pink", "black"))
+    colour_of = dict(zip(batches, colours, strict=False))
     for (baseline, batch, updates), point in sorted(trained.items()):
         size = f"bs={batch} step={updates}"
         if baseline:
             name, colour, markers = f"{baseline} {size}", STYLES["nonprivate"][0], "^vXP*"
         else:
             name = f"{size} σ={significant(point.noise_multiplier)}"
-            place = batches.index(batch) / max(1, len(batches) - 1)
-            colour = matplotlib.colormaps["viridis_r"](0.35 + 0.6 * place)
+            colour = colour_of[batch]
             markers = "osD^v"[batches.index(batch) % 5]
         before = sum(line.colour == colour for line in lines)
         marker, style = markers[before % len(markers)], ("-", "--", ":", "-.")[before % 4]
         rows = _over_seeds([embedded_rows(exposures) for exposures in point.audits])
         lines.append(Line(name, rows, colour, marker, style))
     caption = f"Exposure by batch size (bs) and number of updates (step), {OCCURRENCES}"
-    if len(known) > len(private):
-        caption += " Red: training without privacy."
     return exposure_drawing(lines, "sweep-exposure", caption)
 
 
@@ -102,7 +99,7 @@ def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
 Coordinates = tuple[float, ...]  # one value per element of `_AXES`; 0 if the sweep sets none
 
 
-# Settings on the x axes, with their titles, and their words in the titles of other panels.
+# Settings on the x axes, with their titles, and the words in titles of other panels.
 _AXES = {
     "noise_multiplier": ("Noise multiplier σ", "σ = {}"),
     "batch_size": ("Batch size, expected units", "batch {}"),
@@ -110,7 +107,6 @@ _AXES = {
     **{axis: (title, title.lower() + " {}") for axis, title in FINETUNING_TITLES.items()},
 }
 _TITLES = tuple(_AXES.values())
-_OF_TRAINING = 3  # number of axes of pre-training, which come first and exist in every sweep
 
 
 def _coordinates(point: ModelRow) -> Coordinates:
@@ -125,7 +121,7 @@ _ON_THE_WAY = (
 
 
 def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
-    """Return ε (red) and scores (blue) against each setting, or None without points.
+    """Return ε and scores against each setting that varies, or None without points.
 
     Strong lines go through the middle point, and the other lines are pale. Perplexity is by token,
     so baselines with another vocabulary are left out.
@@ -139,10 +135,7 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         return None
     middle = _middle(list(grid))
     on_the_way = any(point.training_epochs for point in points)
-    varied = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1]
-    # A sweep of pre-training has the three panels of the paper.
-    of_training = not varied or min(varied) < _OF_TRAINING
-    shown = sorted({*varied, *range(_OF_TRAINING)}) if of_training else varied
+    shown = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1] or [0]
     scored = any(number_of(measure.of(point)) is not None for point in points)
     figure, panels = canvas(len(shown), 3, 4.1)
     # Readers compare panels, so all panels have the same scales.
@@ -160,20 +153,19 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_TITLES[index][0])
         axes.set_ylim(0, top_epsilon * 1.1)
-        axes.tick_params(axis="y", colors=EPSILON_RED)
-        right.tick_params(axis="y", colors=SCORE_BLUE)
+        right.tick_params(axis="y", colors=SCORE_COLOUR)
         if measure.is_share:
             right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _score_limits(right, [*grid.values(), *baselines], measure)
         if index == shown[0]:
-            axes.set_ylabel("ε in total", color=EPSILON_RED)
+            axes.set_ylabel("ε in total")
         if index == shown[-1] and scored:
-            right.set_ylabel(measure.axis, color=SCORE_BLUE)
+            right.set_ylabel(measure.axis, color=SCORE_COLOUR)
     legend_below(figure, most=3)
     over = "seeds" if measure.by_token else "documents and seeds"
     scores = (
-        f" (red circles, left axes), and {measure.axis[0].lower()}{measure.axis[1:]} (blue "
-        f"squares, right axes; bars and band: 95% intervals over {over})"
+        f" (circles, left axes), and {measure.axis[:1].lower()}{measure.axis[1:]} (squares, "
+        f"right axes; bars and band: 95% intervals over {over})"
     )
     return finish(
         figure,
@@ -219,10 +211,11 @@ def _lines(
     middle_others = middle[:index] + middle[index + 1 :]
     for others in sorted(held, key=lambda o: o == middle_others):  # draws the strong line on top
         strength = 1.0 if others == middle_others else 0.22
+        names = ("ε in total", measure.axis) if others == middle_others else (None, None)
         line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
         epsilons = {c[index]: v for c in line if (v := _epsilon(grid[c])) is not None}
         epsilon_line = list(epsilons), list(epsilons.values())
-        axes.plot(*epsilon_line, "o-", color=EPSILON_RED, alpha=strength)
+        axes.plot(*epsilon_line, "o-", color=EPSILON_COLOUR, alpha=strength, label=names[0])
         scores = [
             (c[index], v, *_interval(grid[c], v))
             for c in line
@@ -230,16 +223,17 @@ def _lines(
         ]
         x, y, low, high = zip(*scores, strict=True) if scores else ((), (), (), ())
         if others == middle_others:
-            right.fill_between(x, low, high, color=SCORE_BLUE, alpha=0.12, linewidth=0)
+            right.fill_between(x, low, high, color=SCORE_COLOUR, alpha=0.12, linewidth=0)
         right.errorbar(
             x,
             y,
             yerr=np.abs(np.subtract([low, high], y)) if (low, high) != (y, y) else None,
             fmt="s--",
-            color=SCORE_BLUE,
+            color=SCORE_COLOUR,
             alpha=strength,
             capsize=3,
             elinewidth=1.2,
+            label=names[1] if scores else None,
         )
     settings = sorted({c[index] for c in grid})
     axes.xaxis.set_minor_locator(NullLocator())
@@ -264,9 +258,10 @@ def _epsilon(point: ModelRow) -> float | None:
 
 
 def _score_limits(right: Axes, points: Sequence[ModelRow], measure: Measure) -> None:
-    scores = [score for p in points if (score := number_of(measure.of(p))) is not None]
-    if scores:
-        frame_scores(right, scores, measure)
+    scores = [(p, score) for p in points if (score := number_of(measure.of(p))) is not None]
+    ends = [end for p, score in scores for end in _interval(p, score)]
+    if ends:
+        frame_scores(right, ends, measure)
     else:
         right.set_yticks([])
         right.spines["right"].set_visible(False)

@@ -258,7 +258,7 @@ def entity_table(models: Sequence[ModelRow]) -> Table:
     ]
     if any(model.score is not None for model in models):
         rows.append((name(measure.over_all), *(percentage(model.score) for model in models)))
-    if known := any(model.interval is not None for model in models):
+    if any(model.interval is not None for model in models):
         rows.append((name("95% interval"), *(interval_cell(model.interval) for model in models)))
     return Table(
         key="entities",
@@ -268,14 +268,7 @@ def entity_table(models: Sequence[ModelRow]) -> Table:
             *(Header(model.name, "%" if measure is ACCURACY else "F1, %") for model in models),
         ),
         rows=tuple(rows),
-        notes=(_OF_THE_INTERVAL,) if known else (),
     )
-
-
-_OF_THE_INTERVAL = (
-    "The interval is a bootstrap over the patients or documents of the test part; it does not "
-    "include the variation between trainings."
-)
 
 
 def ledger_table(entries: Sequence[Entry], dataset: str, unit: PrivacyUnit) -> Table:

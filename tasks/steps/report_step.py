@@ -27,9 +27,10 @@ from tasks.report.job_results import (
     sweep_report,
 )
 from tasks.report.model import Edition, Fact, ModelRow, Report, edition_of, number_of
+from tasks.report.model_runs import model_runs
 from tasks.report.models_table import results_table
 from tasks.report.page import report_page
-from tasks.results import FINETUNED, read_result
+from tasks.results import FINETUNED, MODEL_RUNS, read_result
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
@@ -75,6 +76,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     facts = {
         JUDGED: judged,
         FINETUNED: finetuned_by_setting(spec, list(points)),
+        MODEL_RUNS: model_runs(spec, report, points, judged),
         "created": report.created,
         "models": {name: spec.results[name] for name in models},
         "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),

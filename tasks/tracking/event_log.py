@@ -14,10 +14,12 @@ import json
 import math
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -46,6 +48,7 @@ class _Event(Config):
     version: Literal[1] = 1
     time: int = Field(default_factory=now)  # milliseconds
     target: Target = "step"  # the MLflow run that receives it
+    model: str = ""  # the model of a target `model`, if it is not the model of the step
 
 
 class Begun(_Event):
@@ -116,16 +119,39 @@ class LoggedModel(_Event):
         return self
 
 
+class ModelShown(_Event):
+    """A model's run becomes a row of MLflow's list, with its replicates below it."""
+
+    kind: Literal["shown"] = "shown"
+    target: Target = "model"
+    name: str
+    description: str
+    replicates: tuple[str, ...] = ()  # models whose runs are nested below it
+    holds_job: bool = False  # the job's run, with the shared steps, is nested below it, too
+    status: Status = "FINISHED"
+
+
 class AttemptEnded(_Event):
     """An attempt has ended; the last step also ends its model's run or the whole run."""
 
     kind: Literal["ended"] = "ended"
     status: Status
+    refused: bool = False  # the step did nothing, because of its settings, data or budget
     also: tuple[Target, ...] = ()
     closed: bool = True  # no state is left for a further attempt to continue from
 
 
-Event = Begun | Metric | Param | Tag | LoggedArtifact | ChargedDataset | LoggedModel | AttemptEnded
+Event = (
+    Begun
+    | Metric
+    | Param
+    | Tag
+    | LoggedArtifact
+    | ChargedDataset
+    | LoggedModel
+    | ModelShown
+    | AttemptEnded
+)
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order of delivery to MLflow
 _UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow forbids in names
@@ -145,6 +171,16 @@ def metric(name: str, value: Labelled, step: int = 0, *, target: Target = "step"
     if math.isfinite(number):
         return Metric(name=name, value=number, label=label, step=step, target=target)
     return Tag(name=name, value=str(number), label=label, target=target)
+
+
+def rounded(number: MetricRecord) -> MetricRecord:
+    """Return the number with four digits for a list of models; ε and δ are rounded up."""
+    if not math.isfinite(number.value) or number.value == sys.float_info.max:  # infinite
+        return number
+    up = number.name.startswith(("epsilon", "delta"))
+    digits = Context(prec=4, rounding=ROUND_CEILING if up else ROUND_HALF_EVEN)
+    value = float(digits.create_decimal(repr(float(number.value))))
+    return number.model_copy(update={"value": value})
 
 
 def fit(name: str) -> str:

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -35,6 +36,7 @@ from tasks.tracking.event_log import (
     LoggedArtifact,
     LoggedModel,
     Metric,
+    ModelShown,
     Param,
     Tag,
     Target,
@@ -55,11 +57,15 @@ _DAY = 86_400_000  # milliseconds
 _COST = re.compile(r"(epsilon|delta)(/|$)")
 _TIME_OF_DAY = re.compile(r"[ T]\d\d:\d\d.*")
 VIEW = "models"  # of the table of runs: `?viewStateShareKey=` opens MLflow's page with it
+TRAINING_VIEW = "workflowType=machine_learning"  # selects MLflow's menus for models
+_COLUMNS = ("epsilon", "delta", "f1", "mlm_accuracy_public", "exposure")
+_PARENT = "mlflow.parentRunId"
+_REFUSED = "Refused before the first release"  # the row that holds refused jobs
 _EXPERIMENT = {
     # Without this tag, MLflow's pages may show conversations instead of training runs.
     "mlflow.experimentKind": "custom_model_development",
     f"mlflow.sharedViewState.{VIEW}": json.dumps(
-        {"selectedColumns": [f"metrics.`{n}`" for n in ("epsilon", "delta", "f1", "exposure")]}
+        {"selectedColumns": [*(f"metrics.`{name}`" for name in _COLUMNS), f"tags.`{VERDICT}`"]}
     ),
 }
 # Must be set before MLflow is imported: it disables usage reports.
@@ -114,14 +120,30 @@ def grouped(events: Sequence[Event], identity: Identity) -> list[list[Event]]:
 
     The end of an earlier attempt is omitted if a later attempt has begun.
     """
-    groups: dict[tuple[int, str, str], list[Event]] = {}
+    groups: dict[tuple[int, str, str, str], list[Event]] = {}
     began = max((at for at, event in enumerate(events) if isinstance(event, Begun)), default=-1)
     for at, event in enumerate(events):
         if at >= began or not isinstance(event, AttemptEnded):
             label = getattr(event, "label", Label.PUBLIC)
-            key = (KINDS.index(type(event)), experiment_of(label, identity), event.target)
+            key = (
+                KINDS.index(type(event)),
+                experiment_of(label, identity),
+                event.target,
+                event.model,
+            )
             groups.setdefault(key, []).append(event)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
+
+
+def _page(run: Run) -> str:
+    """Return the address of a run's page, within the pages of MLflow."""
+    return f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+
+
+def _is_of_release(run: Run) -> bool:
+    """Return whether a run below a job is a model's, or a step's that charged a data set."""
+    charged = run.inputs is not None and bool(run.inputs.dataset_inputs)
+    return charged or "confide.step" not in run.data.tags
 
 
 def _client(deployment: Deployment) -> MlflowClient:
@@ -190,8 +212,7 @@ class Delivery:
             return ""
         with _faults():
             run = self._run(identity, experiment_of(Label.PUBLIC, identity), target)
-        path = f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-        return f"{self._deployment.tracking_ui}/#/{path}"
+        return f"{self._deployment.tracking_ui}/{_page(run)}"
 
     # --- runs
 
@@ -221,20 +242,23 @@ class Delivery:
         known = self._runs.get(f"{experiment}/{key}")
         if known is not None:
             return known
-        tags = {KEY_TAG: key, "confide.run_key": shown_key(identity, experiment)}
+        tags, began = {KEY_TAG: key}, now()
+        tags |= {"confide.run_key": shown_key(identity, experiment)}
         if identity.made_up:
             tags["data"] = "made-up"
+        hidden = not _may_know_times(identity, experiment)
         if target == "parent":
-            name = shown_name(identity, experiment)
+            name, began = shown_name(identity, experiment), 0 if hidden else began
         else:
             above: Target = "model" if target == "step" and identity.model else "parent"
-            tags["mlflow.parentRunId"] = self._run(identity, experiment, above).info.run_id
+            parent = self._run(identity, experiment, above)
+            tags[_PARENT] = parent.info.run_id
+            began = parent.info.start_time if hidden else began
             name = identity.model if target == "model" else identity.task
             if identity.model:
                 tags["confide.model"] = identity.model
         if target == "step":
             tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
-        began = shown_time(now(), identity, experiment)
         events = self._deployment.events
         events.mkdir(parents=True, exist_ok=True, mode=0o700)
         # One process of this machine at a time creates databases, experiments and runs.
@@ -254,8 +278,18 @@ class Delivery:
     def _find_or_create(
         self, experiment: str, key: str, name: str, tags: dict[str, str], began: int
     ) -> Run:
+        """Return the run with a key; a new run without a time starts after all runs of its list.
+
+        The newest job is then the first of the list, which shows only the day of a private job.
+        """
         runs = self._with_key(experiment, key)
         if not runs:
+            if not began:
+                began = now() - now() % _DAY
+                for last in self._api.search_runs(
+                    [experiment], order_by=["attributes.start_time DESC"], max_results=1
+                ):
+                    began = max(began, last.info.start_time + 1)
             made = self._api.create_run(experiment, start_time=began, run_name=name, tags=tags)
             runs = self._with_key(experiment, key) or [made]
         # Another machine may have created a duplicate at the same moment, or a server may have
@@ -303,12 +337,19 @@ class Delivery:
         from mlflow.entities import Dataset, DatasetInput  # noqa: TID251
 
         first = group[0]
+        if first.model:
+            identity = replace(identity, model=first.model)
         if isinstance(first, Begun):
             for _, run in self._runs_of(identity, first.target):
                 self._api.update_run(run.info.run_id, status="RUNNING")
+                if first.target == "parent":
+                    self._move(run.info.run_id, "")
             return
         if isinstance(first, AttemptEnded):
             self._end(identity, cast(AttemptEnded, group[-1]))
+            return
+        if isinstance(first, ModelShown):
+            self._show(identity, first)
             return
         experiment = experiment_of(getattr(first, "label", Label.PUBLIC), identity)
         run = self._run(identity, experiment, first.target)
@@ -422,6 +463,51 @@ class Delivery:
                 ended = shown_time(event.time, identity, experiment)
                 ended = max(ended, run.info.start_time)  # a clock that was set back meanwhile
                 self._api.set_terminated(run.info.run_id, event.status, ended)
+        if event.refused:
+            self._set_aside(identity)
+
+    def _show(self, identity: Identity, shown: ModelShown) -> None:
+        """Move a model's runs to the top of the list, and its replicates and its job below it."""
+        below: list[tuple[Identity, Target]] = [
+            (replace(identity, model=name), "model") for name in shown.replicates
+        ]
+        below += [(identity, "parent")] if shown.holds_job else []
+        for experiment, run in self._runs_of(identity, "model"):
+            run_id = run.info.run_id
+            self._move(run_id, "")
+            ended = max(shown_time(shown.time, identity, experiment), run.info.start_time)
+            if self._api.get_run(run_id).info.status != shown.status:
+                self._api.set_terminated(run_id, shown.status, ended)
+            self._api.update_run(run_id, name=shown.name)
+            job = _page(self._run(identity, experiment, "parent"))
+            edition = "report" if experiment == PUBLIC else "operator_report"
+            link = f"[Report]({job}/artifacts/{edition}/report.html?{TRAINING_VIEW})"
+            self._api.set_tag(
+                run_id, "mlflow.note.content", f"{link}\n\n{shown.description}"[:4000]
+            )
+            for nested, target in below:
+                for place, child in self._runs_of(nested, target):
+                    if place == experiment:
+                        self._move(child.info.run_id, run_id)
+
+    def _move(self, run: str, parent: str) -> None:
+        """Nest a run below another run, or move it to the top of the list."""
+        if parent:
+            self._api.set_tag(run, _PARENT, parent)
+        elif _PARENT in self._api.get_run(run).data.tags:
+            self._api.delete_tag(run, _PARENT)
+
+    def _set_aside(self, identity: Identity) -> None:
+        """Move a refused job below the row of all refused jobs, unless it has made a release."""
+        for _, job in self._runs_of(identity, "parent"):
+            place, began = job.info.experiment_id, job.info.start_time
+            below = self._api.search_runs([place], f"tags.`{_PARENT}` = '{job.info.run_id}'")
+            if not any(_is_of_release(run) for run in below):
+                refused = self._find_or_create(
+                    place, _REFUSED, _REFUSED, {KEY_TAG: _REFUSED}, began
+                )
+                self._api.set_terminated(refused.info.run_id, "KILLED", began)
+                self._move(job.info.run_id, refused.info.run_id)
 
 
 def send_all(deployment: Deployment) -> int:

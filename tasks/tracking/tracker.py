@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from dp_core.labels import Labelled
 from tasks.protocol.messages import StepResult, TrackedAt
 from tasks.protocol.specs import StepSpec
-from tasks.results import STATEMENT_WORDS, of_last_model
+from tasks.results import MODEL_RUNS, STATEMENT_WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage.store import Store
 from tasks.tracking.event_log import (
+    VERDICT,
     AttemptEnded,
     Begun,
     ChargedDataset,
@@ -28,13 +30,23 @@ from tasks.tracking.event_log import (
     LoggedArtifact,
     LoggedModel,
     Metric,
+    ModelShown,
     Param,
     Status,
     Tag,
     Target,
     metric,
+    rounded,
 )
-from tasks.tracking.mlflow import ALIAS, PUBLIC, Delivery, TrackingDown, send_all, shown_key
+from tasks.tracking.mlflow import (
+    AGAINST,
+    ALIAS,
+    PUBLIC,
+    Delivery,
+    TrackingDown,
+    send_all,
+    shown_key,
+)
 
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
@@ -102,7 +114,9 @@ class Tracker:
         above: Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
             last = {number.name: number for number in result.metrics}
-            events += [Metric(**dict(number), target=above) for number in last.values()]
+            events += [Metric(**dict(rounded(n)), target=above) for n in last.values()]
+        for row in result.facts.get(MODEL_RUNS, ()):
+            events += self.shown(row)
         events += [
             ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
@@ -121,7 +135,14 @@ class Tracker:
             events += [self._model(judged, store) for judged in models]
         self._add(*events)
 
-    def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
+    def end(
+        self,
+        status: Status,
+        *,
+        also: tuple[Target, ...] = (),
+        closed: bool = True,
+        refused: bool = False,
+    ) -> None:
         """End the step's run, deliver all events, and send the run's address to the launcher.
 
         Remaining events of earlier steps are delivered first: the job must not end before them.
@@ -130,12 +151,13 @@ class Tracker:
             status: MLflow's status of the ended run.
             also: `model` or `parent`, if this step was its last one.
             closed: no state is left for a further attempt to continue from.
+            refused: the step did nothing, because of its settings, data or budget.
         """
         self._next = 0.0
         self.deliver()
         if not self._down:
             send_all(self._deployment)
-        self.leave(status, also=also, closed=closed)
+        self.leave(status, also=also, closed=closed, refused=refused)
         if not self._down:
             self._next = 0.0
         self.deliver()
@@ -146,9 +168,9 @@ class Tracker:
                 send(TrackedAt(url=url))  # Airflow shows it as a button
                 log(f"MLflow: {url}")
 
-    def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
+    def leave(self, status: Status, **ended: Any) -> None:
         """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
-        self.events.append(AttemptEnded(status=status, also=also, closed=closed))
+        self.events.append(AttemptEnded(status=status, **ended))
 
     @property
     def shown_run(self) -> str:
@@ -159,6 +181,21 @@ class Tracker:
         """Return settings, which are public, as events."""
         words = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in values.items()}
         return [Param(target=target, name=name, value=value) for name, value in words.items()]
+
+    def shown(self, shown: dict[str, Any]) -> Iterator[Event]:
+        """Yield the row of a model in MLflow's list (`tasks/report/model_runs.py`)."""
+        of_model: dict[str, Any] = {"target": "model", "model": shown["model"]}
+        for number in shown["numbers"]:
+            yield Metric(**{**number, **of_model})
+        yield Tag(name=VERDICT, value=shown["verdict"], **of_model)
+        yield ModelShown(
+            name=shown["name"],
+            description=shown["description"],
+            replicates=shown["replicates"],
+            holds_job=shown["holds_job"],
+            status="FAILED" if shown["verdict"] in AGAINST else "FINISHED",
+            **of_model,
+        )
 
     def _model(self, judged: dict[str, Any], store: Store) -> LoggedModel:
         """Return the registration of a model with its verdict (`tasks/evidence/audits.py`)."""

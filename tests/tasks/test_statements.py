@@ -14,10 +14,11 @@ from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.privacy.statement import PrivacyStatement, privacy_statement
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.points import DP_MODEL
+from tasks.report.first_screen import first_screen
 from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of
 from tasks.report.models_table import models_table
-from tasks.report.page import verdict
+from tasks.report.tables import significant
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, Input, refuse_own_model, write_statement
 
 RELEASE = record("entry-1", PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT))
@@ -129,9 +130,8 @@ def test_total_includes_private_fine_tuning_of_the_same_patients():
         assert cells["ε before fine-tuning"] == pytest.approx(before)
         assert cells["δ in total"] == pytest.approx(3e-6)
     assert row_of_model.pretrained.corpus.epsilon == pytest.approx(before)
-    assert verdict(
-        report(row_of_model)
-    ).headline  # the verdict on the audited model, before fine-tuning
+    protected, *_ = first_screen(report(row_of_model)).sentences
+    assert f"ε = {significant(whole)}" in protected.text
 
 
 def test_labels_of_another_data_set_have_a_separate_total():

@@ -11,10 +11,12 @@ from mlflow.exceptions import MlflowException  # noqa: TID251
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from dp_core.labels import Dp, Label, Operator, Public
+from tasks.protocol.messages import MetricRecord
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.event_log import (
     AttemptEnded,
     Begun,
+    ChargedDataset,
     EventLog,
     Identity,
     LoggedArtifact,
@@ -22,6 +24,7 @@ from tasks.tracking.event_log import (
     Param,
     Tag,
     metric,
+    rounded,
 )
 from tasks.tracking.mlflow import (
     KEY_TAG,
@@ -340,3 +343,74 @@ def test_public_name_and_key_of_a_run_hide_its_start_time() -> None:
     assert (shown_name(run, OPERATOR), shown_key(run, OPERATOR)) == (run.run_name, run.run_key)
     made_up = replace(run, made_up=True)
     assert shown_name(made_up, PUBLIC) == run.run_name
+
+
+def _parent_of(runs: dict[str, Run], name: str) -> str | None:
+    by_id = {run.info.run_id: shown for shown, run in runs.items()}
+    return by_id.get(runs[name].data.tags.get("mlflow.parentRunId", ""))
+
+
+def test_shown_model_is_at_the_top_with_its_replicates_and_its_job_below(tracked):
+    for fold in range(2):
+        step = replace(
+            PRIVATE, model=f"σ=1 · fold={fold}", task=f"{fold}", spec_hash=f"{fold}" * 64
+        )
+        Tracker(tracked, step).end("FINISHED", also=("model",))
+    report = Tracker(tracked, replace(PRIVATE, task="report", spec_hash="f" * 64))
+    row = {
+        "model": "σ=1",
+        "replicates": ["σ=1 · fold=0", "σ=1 · fold=1"],
+        "name": "notes · σ=1 · ε 1.5",
+        "holds_job": True,
+        "numbers": [
+            rounded(MetricRecord(name="epsilon", value=1.23410001, label="public", step=0)),
+            rounded(MetricRecord(name="f1", value=0.56781, label="dp", step=0)),
+            rounded(MetricRecord(name="mlm_accuracy_private", value=0.5, label="operator", step=0)),
+        ],
+        "verdict": "consistent",
+        "description": "One patient changes little.",
+    }
+    row["numbers"] = [dict(number) for number in row["numbers"]]
+    for _ in range(2):  # a repeated report finds the same rows
+        report.events.append(*report.shown(row))
+        report.end("FINISHED", also=("parent",))
+    for experiment in (PUBLIC, OPERATOR):
+        runs, job = _runs(tracked, experiment), shown_name(PRIVATE, experiment)
+        top = runs["notes · σ=1 · ε 1.5"]
+        assert "mlflow.parentRunId" not in top.data.tags
+        assert _parent_of(runs, job) == "notes · σ=1 · ε 1.5"
+        assert top.info.status == "FINISHED"
+        # The privacy cost is rounded up, and a number for the operator is not public.
+        scores = {"f1": 0.5678} if experiment == PUBLIC else {"mlm_accuracy_private": 0.5}
+        assert top.data.metrics == {"epsilon": 1.235} | scores
+    public = _runs(tracked, PUBLIC)
+    top = public["notes · σ=1 · ε 1.5"]
+    assert top.data.tags["confide.verdict"] == "consistent"
+    assert "report/report.html" in top.data.tags["mlflow.note.content"]
+    assert {_parent_of(public, f"σ=1 · fold={fold}") for fold in range(2)} == {top.info.run_name}
+
+
+def test_refused_jobs_share_one_row_until_they_begin_again(tracked):
+    jobs = [replace(PRIVATE, run_key=key, run_name=key) for key in ("first", "second", "third")]
+    charged = Tracker(tracked, replace(jobs[2], task="charged", spec_hash="c" * 64))
+    charged.events.append(ChargedDataset(name="notes", ledger_id="1"))
+    charged.end("FINISHED")
+    for number, job in enumerate(jobs):
+        step = Tracker(tracked, replace(job, task=f"step {number}"))
+        step.begin()
+        step.end("FAILED", also=("parent",), refused=True)
+    names = [shown_name(job, PUBLIC) for job in jobs]
+    refused = "Refused before the first release"
+    parents = [_parent_of(_runs(tracked, PUBLIC), name) for name in names]
+    assert parents == [refused, refused, None]  # the third has made a release
+    Tracker(tracked, replace(jobs[0], task="step 0")).begin()
+    assert _parent_of(_runs(tracked, PUBLIC), names[0]) is None
+
+
+def test_newest_private_job_is_first_without_its_time(tracked):
+    jobs = [replace(PRIVATE, run_key=f"{number}", run_name=f"{number}") for number in range(3)]
+    for number, job in enumerate(jobs):
+        Tracker(tracked, replace(job, task=f"step {number}")).end("FINISHED", also=("parent",))
+    runs = _runs(tracked, PUBLIC)
+    starts = [runs[shown_name(job, PUBLIC)].info.start_time for job in jobs]
+    assert [start % 86_400_000 for start in starts] == [0, 1, 2]

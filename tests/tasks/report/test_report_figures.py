@@ -25,8 +25,6 @@ def _drawn() -> dict[str, Drawing]:
     drawn = (
         figures.exposure_figure(REPORT.models),
         figures.training_figure(REPORT.curves, REPORT.models),
-        figures.entity_figure(REPORT.models),
-        figures.epochs_figure(REPORT.by_epoch),
         sweep_figures.sweep_figure(sweep_report().models),
     )
     return {drawing.key: drawing for drawing in drawn if drawing is not None}
@@ -44,7 +42,7 @@ def _sweep(points: Sequence[ModelRow]) -> Drawing:
     return drawing
 
 
-@pytest.mark.parametrize("key", ["exposure", "training", "entities", "epochs", "sweep"])
+@pytest.mark.parametrize("key", ["exposure", "training", "sweep"])
 def test_figure_is_as_wide_as_the_page_and_its_text_is_readable(key: str) -> None:
     drawing = _drawn()[key]
     height, width, _ = imread(io.BytesIO(drawing.png)).shape
@@ -66,10 +64,9 @@ SHOWN = {
         "Exposure, bits", "Expected occurrences, units",
     ),
     "training": (
-        "ε", "ε spent by DP training", "Training loss, nats per prediction",
+        "ε", "ε spent by DP training (right axis)", "Training loss, nats per prediction",
         "MLM accuracy on public text",
     ),
-    "entities": ("66.5", "71.9", "68.3", "74.2"),  # the value of each bar
     "sweep": (
         "Noise multiplier σ", "Batch size, expected units", "Epochs", "ε in total",
         "Strict entity F1", "batch 128, 10 epochs", "0.6", "128", "256", "20",
@@ -90,7 +87,6 @@ def test_figure_omits_models_with_withheld_values() -> None:
     drawing = figures.exposure_figure([*REPORT.models[:2], hidden[2]])
     assert drawing is not None and "Non-private" not in _texts(drawing)
     assert figures.exposure_figure(hidden) is None
-    assert figures.entity_figure(hidden) is None
     assert figures.training_figure([], REPORT.models) is None
 
 

@@ -70,7 +70,7 @@ def test_page_has_all_sections_figures_and_labels() -> None:
     html = PAGES["made up"].html
     sections = (
         "statement", "results", "memory", "entities", "training", "vocabulary", "ledger", "repeat",
-        "figure-exposure", "figure-training", "figure-entities",
+        "figure-exposure", "figure-training",
     )  # fmt: skip
     parts = [f'id="{name}"' for name in sections]
     parts += [f'<span class="chip {label.value}">{label.value}</span>' for label in Label]
@@ -86,9 +86,9 @@ def _bare(**fields: object) -> Report:
 
 
 def test_banner_names_the_edition_made_up_data_and_known_seeds() -> None:
-    assert "Made-up or public data." in PAGES["made up"].html
+    assert "made up or public" in PAGES["made up"].html
     assert "do not publish" in PAGES["operator"].html
-    assert "Publishable edition." in PAGES["publishable"].html
+    assert "Public edition.</b> Unprotected" in PAGES["publishable"].html
     seeded = _bare(known_seed=True)
     assert "Not private: known seed." in report_page(seeded, Edition.OPERATOR).html
     assert "known seed" not in PAGES["made up"].html
@@ -218,7 +218,6 @@ def test_models_without_fine_tuning_are_compared_by_masked_accuracy(
     titles = [header["name"] for header in whole.tables[0].to_json()["headers"]]
     assert titles.count("MLM accuracy") == 2 and "Entity F1" not in titles
     assert "F1" not in "".join(table.caption for table in whole.tables)
-    assert "entities" not in {drawing.key for drawing in whole.drawings}
     assert "Strict entity F1" not in whole.html
 
 
@@ -267,11 +266,7 @@ def test_page_tables_and_figures_are_written_to_one_folder(tmp_path: Path) -> No
     assert page == tmp_path / "report" / "report.html"
     assert page.read_text(encoding="utf-8") == PAGES["made up"].html
     names = {path.name for path in page.parent.iterdir()}
-    figures = {
-        f"{key}.{kind}"
-        for key in ("exposure", "epochs", "training", "entities")
-        for kind in ("svg", "png")
-    }
+    figures = {f"{key}.{kind}" for key in ("exposure", "training") for kind in ("svg", "png")}
     assert names == figures | {"report.html", "tables.json", "figures.json"}
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
     assert set(record) == {
