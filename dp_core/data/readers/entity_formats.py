@@ -65,14 +65,18 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     A concept that differs from the text at its offsets puts all lines of its sentence into
     quarantine.
     """
-    return read_pairs(path, quarantine, _CONCEPTS, _document, *_OTHERS)
+
+    def document(name: str, text: Path, concepts: Path) -> Iterator[Sentence]:
+        return _document(name, text, concepts, quarantine)
+
+    return read_pairs(path, quarantine, _CONCEPTS, document, *_OTHERS)
 
 
 def read_pairs(
     path: Path,
     quarantine: Quarantine,
     suffixes: tuple[str, ...],
-    document: Callable[[str, Path, Path, Quarantine], Iterator[Sentence]],
+    document: Callable[[str, Path, Path], Iterator[Sentence | Reason]],
     *others: str,
 ) -> Iterator[Sentence]:
     """Yield the sentences of all documents under a folder: texts with files of annotations.
@@ -84,7 +88,8 @@ def read_pairs(
         path: the folder.
         quarantine: counts the unusable items.
         suffixes: of the annotations; texts are `.txt`.
-        document: name, text and annotations of a document -> its sentences.
+        document: name, text and annotations of a document -> its sentences, or the reason why it
+            has none.
         others: further suffixes that are not listed as passed over.
     """
     texts = _by_name(path, (".txt",), quarantine, *suffixes, *others)
@@ -105,7 +110,12 @@ def read_pairs(
             [text], [notes] = texts[name], annotations[name]
             with refuse_damaged_file(path, text, quarantine):
                 try:
-                    yield from document(name, text, notes, quarantine)
+                    for sentence in document(name, text, notes):
+                        if isinstance(sentence, Reason):
+                            quarantine.reject(sentence, name)
+                        else:
+                            quarantine.taken += 1
+                            yield sentence
                 except DAMAGED:
                     quarantine.reject(Reason.UNREADABLE, name)
 
@@ -218,7 +228,6 @@ class _Lines:
             for number in self._of_line:
                 quarantine.reject(self._problem or Reason.OFFSETS, f"{name}.txt:{number}")
         elif self._tokens:
-            quarantine.taken += 1
             yield annotated(self._tokens, found, name)
 
     def _entities(self) -> list[Entity] | None:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 
@@ -36,6 +36,10 @@ _SPACES = re.compile(r"\s")
 
 Span = tuple[int, int]
 Mark = tuple[int, int, str]  # start, end and type
+
+
+class _Unusable(Exception):
+    """A document that cannot be used; its argument is the reason."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +59,28 @@ def _plain(text: str) -> str:
     return _SPACES.sub(" ", unescape(text))
 
 
-def _fitted(text: str, mentions: Sequence[_Mention]) -> tuple[str, list[Mark]] | None:
-    """Return the text and the marks of all mentions, or None if their offsets do not fit it.
+def _fitted(text: str, mentions: Sequence[_Mention]) -> tuple[str, list[Mark]]:
+    """Return the text and the marks of all mentions.
 
     Line ends may count as one or two characters, and offsets may begin at 0 or 1.
+
+    Raises:
+        _Unusable: the text is empty, or the offsets do not fit it.
     """
+    if not text.strip():
+        raise _Unusable(Reason.EMPTY)
     for variant in dict.fromkeys((text, text.replace("\r\n", "\n"))):
         for shift in (0, 1):
             if all(mention.is_in(variant, shift) for mention in mentions):
                 spans = ((m.fragments[0][0], m.fragments[-1][1], m.kind) for m in mentions)
                 return variant, [(a - shift, b - shift, kind) for a, b, kind in spans]
-    return None
+    raise _Unusable(Reason.OFFSETS)
+
+
+def _span(start: str, end: str) -> Span:
+    """Return a span; a number that no document has fits nowhere."""
+    begin, stop = offset(start), offset(end)
+    return (-1, -1) if begin is None or stop is None else (begin, stop)
 
 
 def _sentences(
@@ -96,28 +111,26 @@ def _sentences(
         yield annotated(words, [(kind, a, b) for kind, a, b in entities if a < b], document_id)
 
 
-def _sentences_of_lines(
-    text: str, mentions: Sequence[_Mention], document_id: str
+def _sentences_of_file(
+    parsed: Callable[..., tuple[str, list[_Mention]]], document_id: str, *files: Path
 ) -> Iterator[Sentence | Reason]:
-    """Yield the sentences of a text in which each line begins a sentence."""
-    fitted = _fitted(text, mentions)
-    if not text.strip() or fitted is None:
-        yield Reason.OFFSETS if text.strip() else Reason.EMPTY
-        return
-    text, marks = fitted
-    yield from _sentences(text, marks, [m.end() for m in re.finditer("\n", text)], document_id)
+    """Yield the sentences of a document in which each line begins a sentence."""
+    try:
+        text, marks = _fitted(*parsed(*map(_text_in, files)))
+    except _Unusable as error:
+        yield error.args[0]
+    else:
+        yield from _sentences(text, marks, [m.end() for m in re.finditer("\n", text)], document_id)
 
 
-def _text_in(file: Path) -> str | Reason:
-    """Return the content of a file with its line ends, or the reason why it cannot be read."""
+def _text_in(file: Path) -> str:
+    """Return the content of a file with its line ends."""
     lines: list[str] = []
     size = 0
     for _, line in text_lines(file, keep_ends=True):
-        if isinstance(line, Reason):
-            return line
         size += len(line)
-        if size > LONGEST:
-            return Reason.TOO_LONG
+        if isinstance(line, Reason) or size > LONGEST:
+            raise _Unusable(line if isinstance(line, Reason) else Reason.TOO_LONG)
         lines.append(line)
     return "".join(lines)
 
@@ -130,46 +143,23 @@ _NO_ENTITY = ("R", "E", "A", "M", "N", "#", "*")  # first characters of other an
 
 def read_brat(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     """Yield the sentences of all documents under a folder; see `read_sentences`."""
-    return read_pairs(path, quarantine, (".ann",), _brat_document)
+
+    def document(name: str, text: Path, annotations: Path) -> Iterator[Sentence | Reason]:
+        return _sentences_of_file(_parsed_brat, name, text, annotations)
+
+    return read_pairs(path, quarantine, (".ann",), document)
 
 
-def _brat_document(
-    name: str, file: Path, annotations: Path, quarantine: Quarantine
-) -> Iterator[Sentence]:
-    text, listed = _text_in(file), _text_in(annotations)
-    for content, suffix in ((text, "txt"), (listed, "ann")):
-        if isinstance(content, Reason):
-            quarantine.reject(content, f"{name}.{suffix}")
-            return
-    mentions: list[_Mention] = []
-    for number, line in enumerate(listed.split("\n"), 1):
-        mention = None if line.startswith(_NO_ENTITY) else _brat_mention(line.rstrip("\r"))
-        if isinstance(mention, Reason):
-            quarantine.reject(mention, f"{name}.ann:{number}")
-            return
-        mentions += [mention] if mention else []
-    for sentence in _sentences_of_lines(text, mentions, name):
-        if isinstance(sentence, Reason):
-            quarantine.reject(sentence, f"{name}.ann")
-        else:
-            quarantine.taken += 1
-            yield sentence
-
-
-def _brat_mention(line: str) -> _Mention | Reason | None:
-    if not line.strip():
-        return None
-    match = _ENTITY.fullmatch(line)
-    if match is None:
-        return Reason.WRONG_FIELD
-    fragments = [_span(*fragment.split()) for fragment in match[2].split(";")]
-    return _Mention(match[1], fragments, match[3])
-
-
-def _span(start: str, end: str) -> Span:
-    """Return a span; a number that no document has fits nowhere."""
-    begin, stop = offset(start), offset(end)
-    return (-1, -1) if begin is None or stop is None else (begin, stop)
+def _parsed_brat(text: str, annotations: str) -> tuple[str, list[_Mention]]:
+    mentions = []
+    for line in annotations.replace("\r\n", "\n").split("\n"):
+        if line.strip() and not line.startswith(_NO_ENTITY):
+            match = _ENTITY.fullmatch(line)
+            if match is None:
+                raise _Unusable(Reason.WRONG_FIELD)
+            fragments = [_span(*fragment.split()) for fragment in match[2].split(";")]
+            mentions.append(_Mention(match[1], fragments, match[3]))
+    return text, mentions
 
 
 # --- i2b2 2012
@@ -185,45 +175,31 @@ def read_i2b2_xml(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     """Yield the sentences of a file or folder of i2b2 2012; see `read_sentences`."""
 
     def sentences_of(file: Path) -> Iterator[tuple[int, Sentence | Reason]]:
-        name = unpacked_name(file, path)
-        for sentence in _i2b2_document(file, name[: -len(".xml")]):
+        name = unpacked_name(file, path)[: -len(".xml")]
+        for sentence in _sentences_of_file(_parsed_xml, name, file):
             yield 0, sentence
 
     return read_items(path, ".xml", quarantine, sentences_of)
 
 
-def _i2b2_document(file: Path, name: str) -> Iterator[Sentence | Reason]:
-    content = _text_in(file)
+def _parsed_xml(content: str) -> tuple[str, list[_Mention]]:
     text = _TEXT.search(content)
-    if isinstance(content, Reason) or text is None:
-        problem = Reason.WRONG_FIELD if content.strip() else Reason.EMPTY
-        yield content if isinstance(content, Reason) else problem
-        return
-    mentions: list[_Mention] = []
+    if text is None:
+        raise _Unusable(Reason.WRONG_FIELD if content.strip() else Reason.EMPTY)
+    mentions = []
     for line in content[text.end() :].split("\n"):
         if line.lstrip().startswith(("<EVENT", "<TIMEX3")):
             tag = _TAG.fullmatch(line)
             if tag is None:
-                yield Reason.WRONG_FIELD
-                return
+                raise _Unusable(Reason.WRONG_FIELD)
             kind = tag[5] or tag[1]  # some events have no type
             mentions.append(_Mention(kind, [_span(tag[2], tag[3])], tag[4]))
-    yield from _sentences_of_lines(text[1], mentions, name)
+    return text[1], mentions
 
 
 # --- PubTator
 
 _PART = re.compile(r"([^|\t]+)\|([ta])\|(.*)", re.DOTALL)
-
-
-@dataclass
-class _Article:
-    number: int  # of its first line
-    parts: dict[str, str] = field(default_factory=dict)  # "t" and "a"
-    spans: dict[Span, str] = field(default_factory=dict)
-    text: str = ""  # both parts, once the first entity closes them
-    document_id: str = ""
-    problem: Reason | None = None
 
 
 def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
@@ -235,68 +211,43 @@ def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
 
     def sentences_of(file: Path) -> Iterator[tuple[int, Sentence | Reason]]:
         for block in blocks_of(file):
-            article = _Article(block[0][0])
-            for _, line in block:
-                _read_line(article, line)
-            yield from _sentences_of_article(article)
+            try:
+                sentences = _article([line for _, line in block])
+            except _Unusable as error:
+                yield block[0][0], error.args[0]
+            else:
+                for sentence in sentences:
+                    yield block[0][0], sentence
 
     return read_items(path, ".txt", quarantine, sentences_of)
 
 
-def _read_line(article: _Article, line: str | Reason) -> None:
-    """Add a line to its article, or record the first problem, after which lines are ignored."""
-    if article.problem:
-        return
-    if isinstance(line, Reason):
-        article.problem = line
-        return
-    if not article.spans and (match := _PART.fullmatch(line)):
-        article.document_id, article.parts[match[2]] = match[1], match[3]
-        return
-    cells = line.split("\t")
-    if len(cells) >= 5 and cells[1].isdecimal() and cells[2].isdecimal():
-        if not article.spans:
-            article.text = _text_of(article)
-        start, end = offset(cells[1]), offset(cells[2])
-        if start is None or end is None or not _is_at(article.text, start, end, cells[3]):
-            article.problem = Reason.OFFSETS
-            return
-        article.spans.setdefault((start, end), cells[4].strip())
-    elif len(cells) < 3:
-        article.problem = Reason.WRONG_COLUMNS
+def _article(lines: Sequence[str | Reason]) -> Iterator[Sentence]:
+    """Return the sentences of an article; the first problem of its lines makes it unusable."""
+    name, parts = "", {"t": "", "a": ""}
+    mentions: list[_Mention] = []
+    for line in lines:
+        cells = line.split("\t")
+        if isinstance(line, Reason):
+            raise _Unusable(line)
+        if not mentions and (match := _PART.fullmatch(line)):
+            name, parts[match[2]] = match[1], match[3]
+        elif len(cells) >= 5 and cells[1].isdecimal() and cells[2].isdecimal():
+            kind = cells[4].strip().replace(" ", "_")
+            mentions.append(_Mention(kind, [_span(cells[1], cells[2])], cells[3]))
+        elif len(cells) < 3:
+            raise _Unusable(Reason.WRONG_COLUMNS)
+    text, marks = _fitted(f"{parts['t']} {parts['a']}", mentions)
+    return _sentences(text, _without_overlaps(marks), [len(parts["t"]) + 1], name)
 
 
-def _is_at(text: str, start: int, end: int, mention: str) -> bool:
-    if not mention or min(end, len(text)) - start != len(mention):
-        return False
-    return _SPACES.sub(" ", text[start:end]) == _SPACES.sub(" ", mention)
-
-
-def _text_of(article: _Article) -> str:
-    return f"{article.parts.get('t', '')} {article.parts.get('a', '')}"
-
-
-def _sentences_of_article(article: _Article) -> Iterator[tuple[int, Sentence | Reason]]:
-    text = _text_of(article)
-    if article.problem is None and not text.strip():
-        article.problem = Reason.EMPTY
-    if article.problem is not None:
-        yield article.number, article.problem
-        return
-    kept = _without_overlaps(article.spans)
-    marks = [(a, b, article.spans[a, b].replace(" ", "_")) for a, b in kept]
-    abstract = len(article.parts.get("t", "")) + 1
-    for sentence in _sentences(text, marks, [abstract], article.document_id):
-        yield article.number, sentence
-
-
-def _without_overlaps(spans: dict[Span, str]) -> list[Span]:
-    """Return the spans that are kept, sorted and without overlaps."""
-    kept: list[Span] = []
-    for start, end in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):  # longest first
-        place = bisect_left(kept, (start, end))
-        if (not place or kept[place - 1][1] <= start) and (
-            place == len(kept) or end <= kept[place][0]
+def _without_overlaps(marks: Iterable[Mark]) -> list[Mark]:
+    """Return the marks that are kept, sorted and without overlaps."""
+    kept: list[Mark] = []
+    for mark in sorted(marks, key=lambda m: (m[0] - m[1], m[0])):  # longest first
+        place = bisect_left(kept, mark)
+        if (not place or kept[place - 1][1] <= mark[0]) and (
+            place == len(kept) or mark[1] <= kept[place][0]
         ):
-            kept.insert(place, (start, end))
+            kept.insert(place, mark)
     return kept

@@ -26,15 +26,15 @@ class TestBrat(ReaderContract):
         "".join(f"T{i}\tproblem {15 * i + 4} {15 * i + 13}\t{SECRET}\n" for i in range(20)),
     )
     BAD_ITEMS = tuple(  # a bad line rejects its document
-        BadItem({"a.txt": text, "a.ann": ann, "b.txt": b"good", "b.ann": b""}, reason, where, 1)
-        for text, ann, reason, where in (
-            (b"zyxsecret \xff\n", b"", Reason.ENCODING, "a.txt"),
-            (b"pain\n", b"\xff", Reason.ENCODING, "a.ann"),
-            (b"pain\n", b"zyxsecret", Reason.WRONG_FIELD, "a.ann:1"),
-            (b"pain\n", b"R1\tof Arg1:T1\n\nT1\tproblem 0\tpain", Reason.WRONG_FIELD, "a.ann:3"),
-            (b"pain\n", b"T1\tproblem 0 9\tzyxsecret", Reason.OFFSETS, "a.ann"),
-            (b"pain\n", f"T1\tproblem 0 {'1' * 5000}\tpain".encode(), Reason.OFFSETS, "a.ann"),
-            (b"zyxsecret " * (LONGEST // 9), b"", Reason.TOO_LONG, "a.txt"),
+        BadItem({"a.txt": text, "a.ann": ann, "b.txt": b"good", "b.ann": b""}, reason, "a", 1)
+        for text, ann, reason in (
+            (b"zyxsecret \xff\n", b"", Reason.ENCODING),
+            (b"pain\n", b"\xff", Reason.ENCODING),
+            (b"pain\n", b"zyxsecret", Reason.WRONG_FIELD),
+            (b"pain\n", b"R1\tof Arg1:T1\n\nT1\tproblem 0\tpain", Reason.WRONG_FIELD),
+            (b"pain\n", b"T1\tproblem 0 9\tzyxsecret", Reason.OFFSETS),
+            (b"pain\n", f"T1\tproblem 0 {'1' * 5000}\tpain".encode(), Reason.OFFSETS),
+            (b"zyxsecret " * (LONGEST // 9), b"", Reason.TOO_LONG),
         )
     )
 
