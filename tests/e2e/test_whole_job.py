@@ -114,6 +114,7 @@ def _settings(folder: Path) -> JobSettings:
         public_batch_size=8, max_examples_per_unit=2, finetune_epochs=1, device="cpu",
         canary_patterns="HS", canary_rates="0.2", canaries_per_group=2,
         phrases_epsilon=60.0, phrases_lengths="2,3", phrases_per_unit=40, phrases_steps=3,
+        nonprivate=True, holdout=0.05,
         written_documents=20, written_words=40, membership_units=20,
     )  # fmt: skip
 
