@@ -132,7 +132,7 @@ def compared_with_update(name: str, rounds: int) -> dict[str, float]:
 
 def gain(updates: int, turns: int, epsilon: float) -> dict[str, dict[str, float]]:
     """Return σ and errors relative to DP-SGD by bands, for pairs of strategy → evaluation."""
-    units, sums, real = 1_000_000, Workload.prefix_sums(updates), adamw(updates)
+    units, sums, real = 1_000_000, Workload((1.0,) * updates), adamw(updates)
     plan = ExecutionPlan.poisson(
         unit="patient",
         declared_units=units,

@@ -37,7 +37,8 @@ class ReaderConfig(VersionConfig, section=MORE_DATA):
     """How private and public corpora are read.
 
     Attributes:
-        synthetic_patients: Number of synthetic patients who write notes.
+        synthetic_patients: Number of synthetic patients who write notes. Empty: 6000, at most
+            declared_units.
         corpus_shards: Least number of files of a corpus, each for one core; corpora above a
             gigabyte have more.
     """
@@ -53,6 +54,7 @@ class HoldoutConfig(Config, section=MORE_DATA):
         holdout: Share of units and of public documents that are never trained on: accuracy,
             vocabulary fit, membership attacks and extraction from rows need them. A larger share
             measures more precisely and leaves less training data. 0: none of these is measured.
+            Empty: 0.05, of fewer than 500 private units 0.1.
     """
 
     holdout: float = setting(0.05, "Held-out share", ge=0, le=0.5)
@@ -83,8 +85,10 @@ class CanaryConfig(Config, section=AUDIT_AND_RUN):
 
     Attributes:
         canary_patterns: Comma-separated strings of H (hint) with one S (secret).
-        canary_rates: Comma-separated probabilities p that a unit carries the canary.
-        canaries_per_group: More canaries measure exposure more precisely.
+        canary_rates: Comma-separated probabilities p that a unit carries the canary. Empty:
+            0.002,0.006,0.02, up to five times that for fewer than 1,000 private units.
+        canaries_per_group: More canaries measure exposure more precisely. Empty: 4, with higher
+            rates down to 1.
     """
 
     canary_patterns: str = setting("HS,HSH,HHSHH", "Canary patterns", pattern=CANARIES)

@@ -109,8 +109,9 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
             and hopeless words; releases the most. gaussian: noised counts. paper: Hoory et al.'s N
             = 256, σ = 200, C = 982.5, charged at its true δ; it ignores ε, δ and words per unit.
         vocabulary_epsilon: Privacy loss of the word histogram, if the vocabulary's source releases
-            private words.
-        vocabulary_delta: δ of the vocabulary's release; far below 1 / number of units.
+            private words. Empty: 2, or a share of target_epsilon.
+        vocabulary_delta: δ of the vocabulary's release; far below 1 / number of units. Empty: 1e-7,
+            or a share of target_delta.
         vocabulary_size: Most tokens that are learned (with gpt2 at least 261). A checkpoint keeps
             all of its own.
     """
@@ -151,8 +152,10 @@ class PhrasesConfig(UnitConfig, section=MORE_PRIVACY):
 
     Attributes:
         phrases_epsilon: Privacy loss of released phrases. A generator writes text from them, which
-            trains the model before its private rows do. 0: no phrases are released.
+            trains the model before its private rows do. 0: no phrases are released. Empty: 0; with
+            target_epsilon a share of it if declared_units · ε is at least 5,000.
         phrases_delta: δ of the released phrases; far below 1 / number of units. Unused if ε is 0.
+            Empty: 1e-6, or a share of target_delta.
         phrases_lengths: Comma-separated, increasing, from 2 to 16: words of a phrase in each round.
             A round counts only phrases whose parts the previous round released.
         phrases_per_unit: Most distinct phrases of a unit that one round counts, sampled at random.
@@ -202,7 +205,7 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
     Attributes:
         noise_multiplier: Effective noise of one update, in units of the clip norm; more noise, less
             ε. Empty: 0.875, or calibrated to target_epsilon.
-        delta: δ of the pre-training.
+        delta: δ of the pre-training. Empty: 1e-6, or a share of target_delta.
         clip_norm: Bound on one unit's gradient.
         clipping: flat: clip at the clip norm; automatic: scale every gradient to nearly the clip
             norm (AUTO-S); adaptive: the clip norm follows a noised quantile of the norms. ε is the

@@ -58,7 +58,8 @@ class OptimizerConfig(Config, section=MORE_TRAINING):
     """AdamW (Loshchilov and Hutter 2019), its schedule, and its correction for the noise.
 
     Attributes:
-        learning_rate: Peak learning rate of DP pre-training with AdamW.
+        learning_rate: Peak learning rate of DP pre-training with AdamW. Empty: 0.006; for private
+            text it falls with batches below 256 units, which are mostly noise.
         warmup: Share of the updates in which the learning rate of a pre-training rises linearly.
         decay_power: After warm-up the learning rate falls as (share of updates left)^power; 0:
             constant.
@@ -170,7 +171,8 @@ class BatchConfig(Config, section=MORE_TRAINING):
     """The size of batches.
 
     Attributes:
-        batch_size: Expected units per DP update; of the last one if it grows.
+        batch_size: Expected units per DP update; of the last one if it grows. Empty: 256, at most
+            an eighth of declared_units.
         first_batch_size: Size of the first DP batches; they grow over 3/8 of the updates (Anil et
             al.). 0: constant.
         examples_per_step: Most rows of a sampled unit that one step reads; their mean gradient is

@@ -134,11 +134,6 @@ class Workload:
     learning_rates: tuple[float, ...]
     momentum: float = 0.0
 
-    @classmethod
-    def prefix_sums(cls, updates: int) -> Workload:
-        """Return the workload of plain gradient descent at one learning rate."""
-        return cls((1.0,) * updates)
-
     @property
     def updates(self) -> int:
         """Number of updates n."""

@@ -138,7 +138,8 @@ def _starting_point(values: dict[str, Any], budget: PrivacyBudget) -> JobSetting
     divided = given.finetune_privacy == "none" and "noise_multiplier" not in values
     if not divided or not LEAST_EPSILON <= budget.epsilon <= MOST_EPSILON:
         return given
-    parts = _settings(values, target_epsilon=budget.epsilon, target_delta=budget.delta or None)
+    budget.check(given.declared_units)
+    parts = _settings(values, target_epsilon=budget.epsilon, target_delta=budget.delta)
     return changed(parts, **dict.fromkeys(TARGET))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,20 +23,15 @@ from tasks.commands.output import as_json, write_answer, write_table
 Source = Literal["final", "workshop", "both", "neither"]
 
 HOORY = "Hoory et al. 2021"
+_PARAMETERS = ("examples", "batch", "sigma", "updates", "delta")
 _PRINTED = Path(__file__).with_name("printed_epsilons.toml")
 
 # Numbers that Hoory et al. state.
 _EXAMPLES = 83_000_000
 _WORDS = 712_000_000
 _TUPLE = 256
-_SIGMA = 2.72
-_DELTA = 1e-8
 _STEPS = 1_000_000
 _SHARDS, _PER_SHARD, _ACCUMULATION = 256, 32, 32
-# Rows of 128 word pieces with half a row more for each of 2.08M notes; BERT's input pipeline writes
-# every row ten times, with other masks, which makes about 83M examples.
-_ROWS = 8_500_000
-_BATCHES = {"128k = 131,072": 131_072, "256k = 256·32·32": _SHARDS * _PER_SHARD * _ACCUMULATION}
 
 
 @dataclass(frozen=True)
@@ -97,12 +91,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 def paper_table() -> list[PaperRow]:
     """Return every row, starting with the vocabulary. Takes seconds."""
-    return [
-        *_vocabulary(paper_parameters()),
-        *_arithmetic(),
-        *_training(),
-        *_other_papers(),
-    ]
+    return [*_vocabulary(paper_parameters()), *_arithmetic(), *_trainings()]
 
 
 def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
@@ -184,97 +173,21 @@ def _arithmetic() -> Iterator[PaperRow]:
     )
 
 
-def _training() -> Iterator[PaperRow]:
-    updates = _STEPS // _ACCUMULATION
-    noises = (
-        ("accumulated", 1, "σ applies to a whole update"),
-        ("per_shard", _SHARDS, "each shard adds σ: σ√P per update"),
-        ("per_shard_and_micro", _SHARDS * _ACCUMULATION, "each micro-batch adds σ: σ√(P·T)"),
-    )
-    for (batch_name, batch), steps, (noise_name, draws, meaning) in itertools.product(
-        _BATCHES.items(), (updates, _STEPS), noises
-    ):
-        name = f"epsilon_t_{batch}_{steps}_{noise_name}"
-        figure = f"ε_T, batch {batch_name}, {steps:,} updates, {meaning}"
-        printed = 0.6 if draws == 1 else None
-        sigma = _SIGMA * math.sqrt(draws)
-        yield _epsilon_row(name, figure, printed, "final", batch=batch, sigma=sigma, steps=steps)
-    yield _epsilon_row(
-        "epsilon_t_workshop", f"ε_T in the workshop version, {updates:,} updates",
-        0.58, "workshop",
-    )  # fmt: skip
-    yield _epsilon_row(
-        "epsilon_t_256_words", "ε_T if an example is a 256-word tuple, as for the vocabulary",
-        None, "neither", examples=_WORDS // _TUPLE,
-    )  # fmt: skip
-    yield _epsilon_row(
-        "epsilon_t_rows", "ε_T if an example is a row of 128 word pieces, written ten times",
-        None, "neither", examples=_ROWS,
-    )  # fmt: skip
-
-
-def _other_papers() -> Iterator[PaperRow]:
+def _trainings() -> Iterator[PaperRow]:
     for row in tomllib.loads(_PRINTED.read_text(encoding="utf-8"))["training"]:
-        event = PoissonGaussian.single(row["sampling_rate"], row["sigma"], row["updates"])
+        event = PoissonGaussian.single(row["batch"] / row["examples"], row["sigma"], row["updates"])
+        delta = row["delta"]
+        renyi = epsilon_rdp(event, delta)
+        assert renyi is not None  # noqa: S101 - the Rényi curve of Poisson samples is known
+        old = epsilon_paper_conversion(event, delta)
         yield PaperRow(
-            row["name"],
-            row["figure"],
-            {name: row[name] for name in ("sampling_rate", "sigma", "updates", "delta")},
-            epsilon_pld(event, row["delta"]),
-            row["verdict"],
-            row["printed"],
-            "final",
-            _by_renyi(event, row["delta"]),
-            row["paper"],
+            name=row["name"],
+            figure=row["figure"],
+            parameters={name: row[name] for name in _PARAMETERS},
+            true=epsilon_pld(event, delta),
+            verdict=row["verdict"],
+            printed=row.get("printed"),
+            source=row.get("source", "neither"),
+            more={"epsilon_rdp": renyi, "epsilon_old_conversion": old},
+            paper=row.get("paper", HOORY),
         )
-
-
-def _by_renyi(event: PoissonGaussian, delta: float) -> dict[str, float]:
-    """Return ε by Rényi accounting, with the conversion of 2020 and with the older one."""
-    renyi = epsilon_rdp(event, delta)
-    assert renyi is not None  # noqa: S101 - the Rényi curve of Poisson samples is known
-    return {"epsilon_rdp": renyi, "epsilon_old_conversion": epsilon_paper_conversion(event, delta)}
-
-
-def _epsilon_row(
-    name: str,
-    figure: str,
-    printed: float | None,
-    source: Source,
-    *,
-    examples: int = _EXAMPLES,
-    batch: int = 131_072,
-    sigma: float = _SIGMA,
-    steps: int = _STEPS // _ACCUMULATION,
-) -> PaperRow:
-    event = PoissonGaussian.single(batch / examples, sigma, steps)
-    true, more = epsilon_pld(event, _DELTA), _by_renyi(event, _DELTA)
-    return PaperRow(
-        name,
-        figure,
-        {"n": examples, "B": batch, "σ": sigma, "updates": steps, "δ": _DELTA},
-        true,
-        _verdict(printed, true, *more.values()),
-        printed,
-        source,
-        more,
-    )
-
-
-def _verdict(printed: float | None, true: float, renyi: float, old: float) -> str:
-    if printed is None:
-        return "Not printed; the value of these parameters if batches are Poisson samples."
-    if true > printed:
-        return "More than the printed value, which does not hold for these parameters."
-    decimals = len(repr(printed).partition(".")[2])
-    if round(renyi, decimals) == printed:
-        return (
-            f"Within rounding of the value of Rényi accounting, {renyi:.3f}, "
-            "if batches are Poisson samples."
-        )
-    if renyi < printed < old:
-        return (
-            f"Holds if batches are Poisson samples: between the value of Rényi accounting, "
-            f"{renyi:.3f}, and the older conversion's {old:.3f}; it is neither, rounded."
-        )
-    return "Holds with a margin if batches are Poisson samples."

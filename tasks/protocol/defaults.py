@@ -55,6 +55,7 @@ class AdaptiveDefaults(BaseModel):
     vocabulary_source: str = "public+private"
     private_start: str = "public"
     noise_bands: int = 1
+    batch_size: int | None = None
     canary_rates: str | None = None
     target_epsilon: float | None = None
     target_delta: float | None = None
@@ -71,13 +72,17 @@ class AdaptiveDefaults(BaseModel):
         shown = self.all_public or made_up
         usual_canaries = made_up or bool(self.canary_rates)
         scarcity = 1.0 if usual_canaries else min(max(1.0, SCARCE_UNITS / units), 5.0)
+        batch = min(256, max(1, units // max(8, self.noise_bands)))
+        # AdamW moves a weight by the learning rate even if its gradient is nearly all noise.
+        rate = 1.0 if made_up else min(1.0, (self.batch_size or batch) / 256)
         auditable = self.audited and not shown and self.private_start != "fresh"
         canaries = min(units // 10, MOST_AUDIT_CANARIES) if units >= LEAST_AUDITED_UNITS else 0
         return {
             "synthetic_patients": max(50, min(6000, units)) if made_up else 6000,
             "entities_format": "synthetic" if made_up else "none",
             "nonprivate": self.all_public or made_up,
-            "batch_size": min(256, max(1, units // max(8, self.noise_bands))),
+            "batch_size": batch,
+            "learning_rate": float(f"{6e-3 * rate:.2g}"),
             "holdout": 0.05 if made_up or units >= MANY_UNITS else 0.1,
             "canary_rates": ",".join(f"{rate * scarcity:.3g}" for rate in _CANARY_RATES),
             "canaries_per_group": max(1, round(4 / scarcity)),

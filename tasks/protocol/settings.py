@@ -407,19 +407,19 @@ class JobSettings(
 
     @property
     def why_unaudited(self) -> str:
-        """The reason why no audit by canaries is planned, in a sentence; empty if one is."""
+        """The reason why the private training has no audit by canaries; empty if it has one."""
         if self.audit_canaries:
             return ""
         if not self.audited:
-            return "A sweep has no audit by canaries."
+            return "a sweep has no audit canaries"
         if self.private_start == "fresh":
-            return "A training from random weights cannot be audited by canaries."
+            return "a training from random weights has no model to compare it with"
         if self.declared_units < LEAST_AUDITED_UNITS:
             return (
-                f"{self.declared_units} units are too few for an audit by canaries: it needs "
-                f"{LEAST_AUDITED_UNITS} or more to show a noticeable ε."
+                f"an audit needs {LEAST_AUDITED_UNITS} units to show a noticeable ε, and "
+                f"{self.declared_units} are declared"
             )
-        return "The settings switch the audit by canaries off (audit_canaries=0)."
+        return "its training has no audit canaries"
 
     @property
     def fine_tunes(self) -> bool:

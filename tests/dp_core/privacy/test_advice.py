@@ -42,7 +42,7 @@ def test_the_figure_of_a_schedule_weighs_each_phase_by_its_own_batch():
 
 def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
     """Independent noise of the same size in every update would double the figure."""
-    plan = with_bands(plan_of(batch=50, steps=40, sigma=3.0), 4, Workload.prefix_sums(40))
+    plan = with_bands(plan_of(batch=50, steps=40, sigma=3.0), 4, Workload((1.0,) * 40))
     drawn = np.random.default_rng(2).normal(0, 3.0 * plan.strategy.norm, size=(40, 20_000))
     noise = lfilter([1.0], plan.strategy.values, drawn, axis=0) / 50
     simulated = float(noise.mean(axis=0).std()) * RAISED

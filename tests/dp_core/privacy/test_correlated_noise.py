@@ -31,7 +31,7 @@ from dp_core.privacy.noise_addition import (
 from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed("correlated noise")
-FOUR = least_error_strategy(4, Workload.prefix_sums(60))
+FOUR = least_error_strategy(4, Workload((1.0,) * 60))
 SIGMA, CLIP, DIVISOR = 0.8, 0.5, 10.0
 STEP = 1 << PAST_BITS
 
@@ -158,8 +158,8 @@ def test_the_noise_has_the_covariance_of_its_strategy_and_no_other():
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(z.ravel() / (right * wrong), "norm").pvalue < 1e-9
     for other in (
-        least_error_strategy(2, Workload.prefix_sums(60)),
-        least_error_strategy(8, Workload.prefix_sums(60)),
+        least_error_strategy(2, Workload((1.0,) * 60)),
+        least_error_strategy(8, Workload((1.0,) * 60)),
     ):
         assert not independent(undone(other))
 
@@ -218,7 +218,7 @@ def test_correlated_noise_is_added_to_the_rounded_sum():
 
 def test_a_plan_makes_noise_by_its_own_strategy():
     alone = plan_of(expected_batch=50, steps=60, noise_multiplier=SIGMA, clip_norm=CLIP)
-    plan = with_bands(alone, 4, Workload.prefix_sums(60))
+    plan = with_bands(alone, 4, Workload((1.0,) * 60))
     past = PastNoise()
     made = plan.noise(SEED, b"m", 3, plan.clipper(), past)
     assert made == UpdateNoise(SEED, b"m", 3, SIGMA, CLIP, FOUR)

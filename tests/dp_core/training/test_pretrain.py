@@ -222,7 +222,7 @@ def test_time_limited_run_ends_in_the_same_bits(
 ):
     """Checkpoint settings may change between runs. Past noise is made again from the seed."""
     plan = adaptive_plan(plan_of, steps=3) if adaptive else plan_of(steps=3)
-    plan = with_bands(plan, bands, Workload.prefix_sums(3)) if bands > 1 else plan
+    plan = with_bands(plan, bands, Workload((1.0,) * 3)) if bands > 1 else plan
     place, reports = LocalFolder(tmp_path / "whole"), []
     last_point = {"progress": reports.append, "points": (3,)}
     whole = train(plan, config=config_of(**changes), checkpoints=place, **last_point)
@@ -385,7 +385,7 @@ def test_noise_of_an_update_is_keyed_by_its_number(plan_of):
 
 def test_correlated_noise_keeps_its_past_over_all_updates(plan_of):
     plan = plan_of()
-    plan = with_bands(plan, 2, Workload.prefix_sums(plan.steps))
+    plan = with_bands(plan, 2, Workload((1.0,) * plan.steps))
     calls, _ = carry_out(plan, 3)
     noises = [what["noise"] for what in calls]
     assert [noise.strategy for noise in noises] == [plan.strategy] * 3
