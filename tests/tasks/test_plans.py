@@ -95,7 +95,7 @@ def test_noise_bands_determine_sampling_noise_and_charge():
     assert alone.strategy.bands == alone.sampling.separation == 1
     assert four.strategy.bands == four.sampling.separation == 4
     assert four.event() == CyclicPoissonGaussian(
-        4, ((4 * 256 / 6000, 0.7, four.steps),), unit=PrivacyUnit.PATIENT
+        4, ((4 * 256 / 6600, 0.7, four.steps),), unit=PrivacyUnit.PATIENT
     )
     training = steps_of(epochs=20)["With DP / pretraining"].training
     rates = tuple(training.learning_rate_at(t, alone.steps) for t in range(alone.steps))
@@ -335,7 +335,7 @@ def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment):
         if isinstance(point, PretrainSpec)
     ]
     for spec, charged, reason in (
-        (run, large, "1/6000"),
+        (run, large, "1/6600"),
         (sweep, (sweep.charged[0], *points), "in total"),
     ):
         with pytest.raises(PlanError, match=reason):
