@@ -31,7 +31,7 @@ published or promoted. What each data set gave to it follows.
 # Facts of an audit step's output that identify the audited model and the canaries.
 SUBJECT, PROBES = "audited_weights", "canaries_digest"
 FIGURES_FILE = "figures.json"  # of a report, in the folder of each edition
-MODEL_RUNS = "model_runs"  # fact of a report: the rows of MLflow's list, also for the operator
+MODEL_RUNS = "operator_report/model_runs.json"  # of a report: the rows of MLflow's list
 FINETUNED = "finetuned"  # fact of a report: the fine-tunings of each model's score
 FINDINGS = {label: f"findings_{label.value}" for label in Label}  # outputs, and .json
 _FILE: TypeAdapter[tuple[Finding, ...]] = TypeAdapter(tuple[Finding, ...])

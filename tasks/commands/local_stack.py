@@ -121,7 +121,7 @@ def backup(folder: Path) -> None:
     keys: a reader of a seed can subtract the noise of its release.
 
     Example:
-      confide backup /mnt/safe/confide
+      confide backup /backups/confide
     """
     deployment = Deployment.from_environment()
     if folder.exists():

@@ -9,7 +9,7 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_answer
 from tasks.protocol.messages import StepResult
-from tasks.results import MODEL_RUNS, read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
 
@@ -80,5 +80,4 @@ def _content(store: Store, uri: str) -> dict[str, Any]:
         raise BadInput("no report there", where=uri, fix="Run: confide run")
     folder = store.local_copy(uri)
     pages = {name: str(folder / name / "report.html") for name in result.outputs}
-    facts = {name: value for name, value in result.facts.items() if name != MODEL_RUNS}
-    return {"uri": uri, "pages": pages, "table": result.facts["table"], "facts": facts}
+    return {"uri": uri, "pages": pages, "table": result.facts["table"], "facts": result.facts}

@@ -52,7 +52,7 @@ def model_runs(
             {
                 "model": row.name,
                 "replicates": [name for name in of_row if name != row.name],
-                "name": f"{report.private_dataset} · {row.name} · {_epsilon(row)}",
+                "name": f"{row.name} · {_epsilon(row)} · {report.private_dataset}",
                 "holds_job": row is first,
                 "numbers": [number.model_dump() for number in _numbers(row)],
                 "verdict": verdicts[0]["verdict"] if verdicts else "not judged",
@@ -80,7 +80,9 @@ def _statement(models: Mapping[str, Results], made_up: bool) -> str:
         for results in models.values()
         for model in released_models(results["pretraining"], results.get("finetuning"))
     )
-    return "\n\n".join(privacy_statement(releases, made_up=made_up).paragraphs)
+    paragraphs = privacy_statement(releases, made_up=made_up).paragraphs
+    # The report lists the releases and the assumptions of the statement.
+    return "\n\n".join(text for text in paragraphs if text[0] != "•" and text[-1] != ":")
 
 
 def _numbers(row: ModelRow) -> Iterator[MetricRecord]:

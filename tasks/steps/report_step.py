@@ -5,6 +5,7 @@ The report is the last step. It registers the models with the verdicts of their 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -73,10 +74,10 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         label = Label.OPERATOR if edition is Edition.OPERATOR else Label.DP
         files = sorted((context.out / name).iterdir())
         artifacts |= {f"{name}/{file.name}": label for file in files}
+    (context.out / MODEL_RUNS).write_text(json.dumps(model_runs(spec, report, points, judged)))
     facts = {
         JUDGED: judged,
         FINETUNED: finetuned_by_setting(spec, list(points)),
-        MODEL_RUNS: model_runs(spec, report, points, judged),
         "created": report.created,
         "models": {name: spec.results[name] for name in models},
         "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),

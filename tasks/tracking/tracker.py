@@ -42,6 +42,7 @@ from tasks.tracking.mlflow import (
     AGAINST,
     ALIAS,
     PUBLIC,
+    TRAINING_VIEW,
     Delivery,
     TrackingDown,
     send_all,
@@ -115,8 +116,9 @@ class Tracker:
         if above:
             last = {number.name: number for number in result.metrics}
             events += [Metric(**dict(rounded(n)), target=above) for n in last.values()]
-        for row in result.facts.get(MODEL_RUNS, ()):
-            events += self.shown(row)
+        if spec.step == "report":  # the folder of the operator's edition also has private numbers
+            for row in json.loads((store.local_copy(spec.output) / MODEL_RUNS).read_text()):
+                events += self.shown(row)
         events += [
             ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
@@ -166,7 +168,7 @@ class Tracker:
         with suppress(TrackingDown):
             if url := self._delivery.url(self._identity, "step"):
                 send(TrackedAt(url=url))  # Airflow shows it as a button
-                log(f"MLflow: {url}")
+                log(f"MLflow: {url}?{TRAINING_VIEW}")
 
     def leave(self, status: Status, **ended: Any) -> None:
         """End the runs like `end`, on disk only, for a process without time to reach MLflow."""

@@ -236,8 +236,9 @@ def _metrics_of_runs(finished: Finished) -> dict[str, dict[str, float]]:
     seen: dict[str, dict[str, float]] = {}
     for experiment in EXPERIMENTS:
         for run in _runs(finished, experiment):
-            of_job = "mlflow.parentRunId" not in run.data.tags
-            name = "job" if of_job else str(run.info.run_name)
+            name, tags = str(run.info.run_name), run.data.tags
+            if "confide.step" not in tags:  # the run of a model or of the job
+                name = tags.get("confide.model", "job")
             seen[f"{name} in {experiment}"] = run.data.metrics
     return seen
 
@@ -272,13 +273,14 @@ def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished):
     for name in ("With DP", "job"):
         for_all, restricted = (seen[f"{name} in {experiment}"] for experiment in EXPERIMENTS)
         for cost in ("epsilon", "delta"):
-            assert restricted[cost] == for_all[cost] == pytest.approx(total[cost])
-        assert for_all["exposure"] == pytest.approx(total["exposure"])
+            assert restricted[cost] == for_all[cost] == pytest.approx(total[cost], rel=1e-3)
+        assert for_all["exposure"] == pytest.approx(total["exposure"], rel=1e-3)
         assert "f1" in restricted and "f1" not in for_all  # the labels are private
     assert seen["Public text only in confide"]["epsilon"] == pytest.approx(
         {m.name: m.value for m in finished.result("Public text only / pretraining").metrics}[
             "epsilon"
-        ]
+        ],
+        rel=1e-3,
     )
     assert "exposure" in seen["Without privacy in confide-operator"]
     assert not seen.get("Without privacy in confide", {}).keys() & {"epsilon", "exposure"}
@@ -396,10 +398,12 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(finished):
     metrics_of = _metrics_of_runs(finished)
     for experiment in EXPERIMENTS:
         metrics = metrics_of[f"{earlier.name} in {experiment}"]
-        assert metrics["epsilon"] == metrics["epsilon/notes"] == total
+        rounded = pytest.approx(total.expected, rel=1e-3)
+        assert metrics["epsilon"] == metrics["epsilon/notes"] == rounded
         costs = {n for n in metrics if n.startswith("epsilon")} - {"epsilon_training"}
         assert costs == {"epsilon", "epsilon/notes", "epsilon/labels"}
-        assert metrics["delta"] == pytest.approx(sum(entry.delta for entry in charged))
+        delta = sum(entry.delta for entry in charged)
+        assert metrics["delta"] == pytest.approx(delta, rel=1e-3)
     # The public run has no other ε, except the ε that private fine-tuning spent on the labels.
     shown = metrics_of[f"{earlier.name} in confide"]
     assert shown["epsilon_training"] == pytest.approx(shown["epsilon/labels"])

@@ -182,7 +182,7 @@ def test_plan_until_an_update_contains_only_earlier_updates():
 
 def test_noise_reduction_settings_reach_private_trainings_only():
     steps = steps_of(
-        examples_per_step=2, maskings_per_example=3, noise_floor=0.5,
+        examples_per_step=2, maskings_per_example=3, noise_floor=0.5, nonprivate=True,
         entities_format="i2b2", entities_train=__file__, entities_test=__file__,
         finetune_privacy="dp", entity_types="problem", entities_declared_units=100,
         entities_dataset="labels", finetune_batch_size=10, finetune_rows_per_unit=5,
@@ -217,7 +217,7 @@ def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():
 def test_maskings_are_refused_for_trainings_without_masks_or_dp():
     with pytest.raises(ValueError, match=r"maskings_per_example.*masks nothing"):
         steps_of(model_kind="gpt2", maskings_per_example=2)
-    steps = steps_of(entities_format="synthetic")
+    steps = steps_of(entities_format="synthetic", nonprivate=True)
     for name, reason in (
         ("Public text only / pretraining", "only DP"),
         ("Without privacy / pretraining", "only DP"),
