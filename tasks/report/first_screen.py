@@ -131,7 +131,8 @@ def _usefulness(report: Report) -> Sentence:
     measured = [f for f in fields if not f.endswith("_public")]
     if start in others and measured:
         text += f" {_gain(private, start, measured)}"
-    labels = {getattr(row, f).label for row in (*private, *others) for f in fields}
+    values = [getattr(row, f) for row in (*private, *others) for f in fields]
+    labels = {value.label for value in values if value is not None}
     label = Label.OPERATOR if Label.OPERATOR in labels else Label.DP
     return Sentence("Useful", text.strip(), label)
 

@@ -70,7 +70,7 @@ def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: P
 # The papers' values of the full-size presets, by the beginning of their names.
 PAPERS: dict[str, dict[str, Any]] = {
     "hoory2021": {  # sections 3 and 5
-        "unit": "example", "declared_units": 83_000_000, "noise_multiplier": 2.72,
+        "unit": "example", "declared_units": 9_000_000, "noise_multiplier": 2.72,
         "clip_norm": 0.01, "batch_size": 131_072, "updates": 31_250,
     },
     "jagannatha2021": {  # appendix A
