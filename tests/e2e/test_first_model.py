@@ -1,13 +1,10 @@
 """A person with a table of notes gets from `confide init` to an exported private model."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,9 +46,7 @@ def write_parquet(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [write_csv, write_parquet])
-def test_a_table_of_notes_becomes_an_exported_private_model(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
+def test_a_table_of_notes_becomes_an_exported_private_model(tmp_path, write):
     file, settings = write(tmp_path), tmp_path / "settings.json"
 
     def confide(*words: object, code: int = 0) -> str:

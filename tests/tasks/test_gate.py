@@ -22,13 +22,7 @@ from pydantic import ValidationError
 from step_outputs import output_folder
 
 from dp_core.audit.one_run import LOWER_BOUND, Claim, Guesses, audit_claim, bound_finding
-from dp_core.audit.protocol import (
-    COIN_BOUND,
-    Audit,
-    Finding,
-    NullDistribution,
-    verdict_of,
-)
+from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution, verdict_of
 from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile

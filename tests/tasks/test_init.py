@@ -1,14 +1,12 @@
 """Tests of `confide init` and of the columns that are checked before a run begins."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
 from pathlib import Path
 
 import pytest
-from command_line import Confide, set_options
+from command_line import set_options
 
 from tasks.commands.init_command import _rounded_up
 
@@ -39,9 +37,7 @@ def write(
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1252"])
-def test_init_proposes_columns_encoding_unit_and_a_rounded_bound(
-    confide: Confide, tmp_path: Path, encoding: str
-) -> None:
+def test_init_proposes_columns_encoding_unit_and_a_rounded_bound(confide, tmp_path, encoding):
     file = write(tmp_path / "Station 5.csv", encoding=encoding)
     out = tmp_path / "settings.json"
     answer = confide.json("init", file, "--out", out)
@@ -66,11 +62,11 @@ def test_init_proposes_columns_encoding_unit_and_a_rounded_bound(
     assert confide.json("ledger") == {}
 
 
-def test_a_bound_is_round_and_above_the_number_of_units() -> None:
+def test_a_bound_is_round_and_above_the_number_of_units():
     assert [_rounded_up(n) for n in (58, 60, 116, 999, 1153)] == [60, 80, 150, 1000, 1500]
 
 
-def test_init_knows_the_notes_of_mimic_iv(confide: Confide, tmp_path: Path) -> None:
+def test_init_knows_the_notes_of_mimic_iv(confide, tmp_path):
     file = write(tmp_path / "discharge.csv.gz", MIMIC_IV, delimiter=",")
     settings = confide.json("init", file, "--out", tmp_path / "s.json")["settings"]
     assert settings["private_columns"] == (
@@ -79,9 +75,7 @@ def test_init_knows_the_notes_of_mimic_iv(confide: Confide, tmp_path: Path) -> N
     assert (settings["private_dataset"], settings["unit"]) == ("discharge", "patient")
 
 
-def test_init_takes_a_folder_of_texts_for_documents_or_patients(
-    confide: Confide, tmp_path: Path
-) -> None:
+def test_init_takes_a_folder_of_texts_for_documents_or_patients(confide, tmp_path):
     for folder in ("flat", "patients"):
         for n in range(24):
             file = tmp_path / folder / ("" if folder == "flat" else f"p{n % 12}") / f"{n}.txt"
@@ -108,17 +102,15 @@ def test_init_takes_a_folder_of_texts_for_documents_or_patients(
     ],
 )  # fmt: skip
 def test_init_refuses_what_it_cannot_decide_and_names_the_option(
-    confide: Confide, tmp_path: Path, header: tuple[str, ...], options: list[str], words: list[str]
-) -> None:
+    confide, tmp_path, header, options, words
+):
     out = tmp_path / "s.json"
     line = confide.refused("init", write(tmp_path / "ward.csv", header), "--out", out, *options)
     assert all(word in line for word in words), line
     assert SECRET not in line and not out.exists()
 
 
-def test_a_wrong_column_is_refused_before_anything_is_reserved(
-    confide: Confide, tmp_path: Path
-) -> None:
+def test_a_wrong_column_is_refused_before_anything_is_reserved(confide, tmp_path):
     confide.register()
     before = confide.json("ledger", "history", "notes")
     for header, columns, what in (

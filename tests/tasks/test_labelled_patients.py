@@ -78,9 +78,7 @@ def test_reading_step_hides_whether_private_labels_hold_an_entity(untracked, spe
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_the_scheme_of_private_tags_is_in_no_log(
-    untracked: Deployment, spec: EntitiesSpec, capfd: pytest.CaptureFixture[str], public: bool
-) -> None:
+def test_the_scheme_of_private_tags_is_in_no_log(untracked, spec, capfd, public):
     if public:
         for source in spec.sources:
             declare_public(source.uri, untracked, known_private=False)

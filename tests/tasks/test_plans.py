@@ -229,7 +229,7 @@ def test_maskings_are_refused_for_trainings_without_masks_or_dp():
             type(steps[name]).model_validate(data)
 
 
-def test_without_labels_no_model_of_a_private_corpus_is_fine_tuned() -> None:
+def test_without_labels_no_model_of_a_private_corpus_is_fine_tuned():
     """Labels are made up for the made-up corpus alone, unless the user asks for them."""
     for unlabelled in ({}, {"entities_format": "none"}):
         steps = steps_of(**unlabelled)
@@ -253,9 +253,7 @@ def test_without_labels_no_model_of_a_private_corpus_is_fine_tuned() -> None:
         ({**FILES, "entities_scheme": "bios"}, "entities_scheme: only the format columns"),
     ],
 )
-def test_settings_of_labels_without_labels_are_refused(
-    settings: dict[str, Any], reason: str
-) -> None:
+def test_settings_of_labels_without_labels_are_refused(settings, reason):
     with pytest.raises(ValidationError, match=reason):
         steps_of(**settings)
 

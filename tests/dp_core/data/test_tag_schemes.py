@@ -39,7 +39,7 @@ def strict(tags: Sequence[str], scheme: str) -> list[Entity]:
 
 
 @given(sequences("BIES"))
-def test_entities_without_a_scheme_are_those_of_seqeval(tags: list[str]) -> None:
+def test_entities_without_a_scheme_are_those_of_seqeval(tags):
     assert entities_of(tags) == [(kind, a, b + 1) for kind, a, b in get_entities(tags)]
     bilou = [tag.replace("E-", "L-", 1).replace("S-", "U-", 1) for tag in tags]
     assert entities_of(bilou) == entities_of(tags)
@@ -64,9 +64,7 @@ def test_tags_fit_a_scheme_if_the_strict_seqeval_explains_each_of_them(
 
 
 @given(sequences("BIESLU"), st.sampled_from(SCHEMES))
-def test_entities_survive_every_scheme_and_iob2_is_read_as_scores_read_it(
-    tags: list[str], scheme: TagScheme
-) -> None:
+def test_entities_survive_every_scheme_and_iob2_is_read_as_scores_read_it(tags, scheme):
     listed = entities_of(tags)
     assert sum(end - begin for _, begin, end in listed) == sum(tag != "O" for tag in tags)
     written = tags_of(listed, len(tags), scheme)
@@ -75,7 +73,7 @@ def test_entities_survive_every_scheme_and_iob2_is_read_as_scores_read_it(
     assert entities(tags_of(listed, len(tags))) == listed
 
 
-def test_bios_has_a_tag_for_single_words_and_none_for_last_words() -> None:
+def test_bios_has_a_tag_for_single_words_and_none_for_last_words():
     assert fits(["S-a", "B-a", "I-a", "O", "S-b"], "bios")
     for wrong in (["B-a", "O"], ["B-a", "E-a"], ["I-a"], ["S-a", "I-a"]):
         assert not fits(wrong, "bios")
