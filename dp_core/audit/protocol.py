@@ -205,7 +205,8 @@ class ModelVerdict:
 def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     """Return the verdict on a model.
 
-    A single contradiction decides, even if all other audits are consistent. Records for the
+    A single contradiction decides, even if all other audits are consistent. An audit without the
+    power to contradict the claim counts as not run. Records for the
     operator alone enter the verdict only if they contradict the claim or could not judge it,
     because any other word would publish a result that was computed from private rows.
 
@@ -215,8 +216,9 @@ def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     """
     run = [record for record in records if record.verdict != "not run"]
     against = [record for record in run if record.verdict == "contradicted"]
-    judging = [record for record in run if record.bounds_claim]
-    silent = [record for record in judging if record.verdict in ("invalid", "inconclusive")]
+    judging = [r for r in run if r.bounds_claim and r.verdict != "inconclusive"]
+    powerless = [r for r in run if r.bounds_claim and r.verdict == "inconclusive"]
+    silent = [record for record in judging if record.verdict == "invalid"]
     shown = [record for record in run if record.label is not Label.OPERATOR]
     open_ones = [record for record in shown if record.verdict == "inconclusive"]
     if against:
@@ -224,9 +226,10 @@ def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     if silent:
         return ModelVerdict("invalid", f"{claim}: {_names(silent)} could not judge it.")
     if not judging:
-        return ModelVerdict(
-            "not audited", f"{claim}: not audited, no audit that can contradict it was run."
-        )
+        reason = "no audit that can contradict it was run"
+        if powerless:
+            reason = f"even the best result of {_names(powerless)} would not contradict it"
+        return ModelVerdict("not audited", f"{claim}: not audited, {reason}.")
     power = f"consistent with {_names(judging)}"
     if open_ones:
         return ModelVerdict(

@@ -77,6 +77,8 @@ class AdaptiveDefaults(BaseModel):
         rate = 1.0 if made_up else min(1.0, (self.batch_size or batch) / 256)
         auditable = self.audited and not shown and self.private_start != "fresh"
         canaries = min(units // 10, MOST_AUDIT_CANARIES) if units >= LEAST_AUDITED_UNITS else 0
+        if not could_contradict(canaries, self.target_epsilon):
+            canaries = 0
         return {
             "synthetic_patients": max(50, min(6000, units)) if made_up else 6000,
             "entities_format": "synthetic" if made_up else "none",
@@ -131,6 +133,15 @@ class AdaptiveDefaults(BaseModel):
 def default_delta(declared_units: int) -> float:
     """Return the largest power of ten that is at most a hundredth of one in the units."""
     return float(f"1e-{math.ceil(math.log10(100 * declared_units) - 1e-9)}")
+
+
+def could_contradict(canaries: int, epsilon: float | None) -> bool:
+    """Return whether an audit would contradict a target ε if all of its guesses were right.
+
+    It guesses a quarter of the canaries, and its significance is 0.001. Under ε each guess is right
+    with probability at most e^ε/(1 + e^ε) (Steinke, Nasr and Jagielski 2023).
+    """
+    return epsilon is None or canaries / 4 * math.log1p(math.exp(-epsilon)) >= math.log(1000)
 
 
 def words_share(epsilon: float, phrases_epsilon: float) -> float:

@@ -67,7 +67,12 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from dp_core.errors import PlanError
-from tasks.protocol.defaults import LEAST_AUDITED_UNITS, with_defaults
+from tasks.protocol.defaults import (
+    LEAST_AUDITED_UNITS,
+    MOST_AUDIT_CANARIES,
+    could_contradict,
+    with_defaults,
+)
 from tasks.protocol.points import Mode, Point
 
 MADE_UP = "synthetic-notes"
@@ -418,6 +423,10 @@ class JobSettings(
             return (
                 f"an audit needs {LEAST_AUDITED_UNITS} units to show a noticeable ε, and "
                 f"{self.declared_units} are declared"
+            )
+        if not could_contradict(MOST_AUDIT_CANARIES, self.target_epsilon):
+            return (
+                f"{MOST_AUDIT_CANARIES} canaries could not contradict ε = {self.target_epsilon:g}"
             )
         return "its training has no audit canaries"
 

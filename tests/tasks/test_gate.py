@@ -99,7 +99,8 @@ SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Members
         ([GOOD, ASIDE, record("not run")], "consistent"),
         ([GOOD, LOOK], "inconclusive"),
         ([GOOD, SECRET], "consistent"),
-        ([GOOD, WEAK], "invalid"),
+        ([WEAK], "not audited"),
+        ([GOOD, WEAK], "inconclusive"),
         ([INVALID], "invalid"),
         ([GOOD, INVALID], "invalid"),
         ([invalid_record(right=60)], "invalid"),
@@ -219,7 +220,7 @@ def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate):
     [
         (GOOD, True, True),
         (None, False, True),
-        (WEAK, False, False),
+        (WEAK, False, True),
         (INVALID, False, False),
         (BAD, False, False),
     ],

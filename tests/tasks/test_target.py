@@ -4,14 +4,16 @@ import math
 from typing import Any
 
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from release_examples import bench_of
+from scipy.special import expit
 
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.protocol.defaults import AdaptiveDefaults, default_delta
+from tasks.protocol.defaults import AdaptiveDefaults, could_contradict, default_delta
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import PretrainSpec
@@ -122,6 +124,8 @@ def test_defaults_of_private_text_fit_the_number_of_units(units):
     assert job.batch_size == min(256, units // 8)
     assert job.audit_canaries == (units // 10 if units >= 300 else 0)
     assert bool(job.why_unaudited) == (units < 300)
+    strict = ward(declared_units=units, target_epsilon=8.0)  # no audit could contradict it
+    assert (strict.audit_canaries, "contradict" in strict.why_unaudited) == (0, units >= 300)
     assert (job.nonprivate, job.entities_format) == (False, "none")
     carriers = [rate * units for rate in job.rates]
     assert carriers[-1] >= 6  # the most frequent canaries occur
@@ -151,3 +155,10 @@ def test_unregistered_data_set_is_refused_with_the_command_that_registers_it(dep
     command = r"confide ledger register ward --unit patient --epsilon 8 --delta 1e-05"
     with pytest.raises(Exception, match=command):
         refuse_unfit_plans(bench_of(deployment), budget_of_run(job).charged)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 3.5, 3.6, 8.0])
+@pytest.mark.parametrize("canaries", [30, 400, 1000])
+def test_default_audit_could_contradict_the_target(canaries, epsilon):
+    all_right = scipy.stats.binom.sf(canaries // 4 - 1, canaries // 4, expit(epsilon))
+    assert could_contradict(canaries // 4 * 4, epsilon) == (all_right <= 0.001)
