@@ -1,4 +1,4 @@
-"""Cost, usefulness and memory of each model or setting of a sweep, in tables and in MLflow's list."""
+"""Cost, usefulness and memory of each model or setting, in tables and in MLflow's list."""
 
 from __future__ import annotations
 
@@ -408,15 +408,16 @@ def _statement_in_words(models: Mapping[str, Results], made_up: bool) -> str:
 
 def _numbers(row: ModelRow) -> Iterator[MetricRecord]:
     """Yield the cost, scores with intervals, and exposure of a row."""
-    several = len((row.cost.corpus, *row.cost.others)) > 1
-    for position, total in enumerate((row.cost.corpus, *row.cost.others)):
-        for suffix in [""] * (not position) + [f"/{total.dataset}"] * several:
-            if total.epsilon is not None and math.isfinite(total.epsilon):
-                yield _record(f"epsilon{suffix}", Public(total.epsilon))
-                yield _record(f"delta{suffix}", Public(total.delta))
-    for name, value in (*row.scores.items(), *_ends_of_interval(row)):
+    totals = [("", row.cost.corpus)]
+    if row.cost.others:
+        totals += [(f"/{cost.dataset}", cost) for cost in (row.cost.corpus, *row.cost.others)]
+    for suffix, cost in totals:
+        if cost.epsilon is not None and math.isfinite(cost.epsilon):
+            yield _record(f"epsilon{suffix}", Public(cost.epsilon))
+            yield _record(f"delta{suffix}", Public(cost.delta))
+    for metric, value in (*row.scores.items(), *_ends_of_interval(row)):
         if isinstance(value, Dp | Public | Operator) and number_of(value) is not None:
-            yield _record(name, value)
+            yield _record(metric, value)
     if row.audits:
         label = Operator if any(a.label is Label.OPERATOR for a in row.audits) else Dp
         summaries = [summarise(exposures.rows) for exposures in row.audits]
@@ -428,11 +429,11 @@ def _numbers(row: ModelRow) -> Iterator[MetricRecord]:
 def _ends_of_interval(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
     """Yield the interval of the mean score over seeds and folds."""
     interval, compared = getattr(row.spread, "interval", None), measure_of([row]).of(row)
-    for name, value in row.scores.items():
+    for metric, value in row.scores.items():
         if interval and value is compared and isinstance(value, Dp | Public | Operator):
-            yield f"{name}_low", type(value)(interval[0])
-            yield f"{name}_high", type(value)(interval[1])
+            yield f"{metric}_low", type(value)(interval[0])
+            yield f"{metric}_high", type(value)(interval[1])
 
 
-def _record(name: str, value: Labelled) -> MetricRecord:
-    return rounded(MetricRecord(name=name, value=value.value, label=value.label.value, step=0))
+def _record(metric: str, value: Labelled) -> MetricRecord:
+    return rounded(MetricRecord(name=metric, value=value.value, label=value.label.value, step=0))
