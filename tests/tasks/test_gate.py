@@ -35,7 +35,7 @@ from tasks.execution import contract
 from tasks.protocol.messages import Judged, StepResult
 from tasks.protocol.specs import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext
 from tasks.releases.provenance import find_origin, origin_of_export
-from tasks.results import Input, read_result
+from tasks.results import MODEL_RUNS, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit_step as privacy_audit
 from tasks.steps import promote_step as promote
@@ -116,6 +116,12 @@ def test_worst_record_decides_the_verdict(records, word):
     assert verdict.sentence.startswith("ε = 4: ")
 
 
+def without_rows(context: StepContext) -> None:
+    """Write the report's rows for MLflow's list: none."""
+    (context.out / MODEL_RUNS).parent.mkdir()
+    (context.out / MODEL_RUNS).write_text("[]")
+
+
 @dataclass(frozen=True)
 class Gate:
     """A released model of a deployment, with its audits, reports and registered version."""
@@ -161,6 +167,7 @@ class Gate:
         def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
             results = {name: context.input(uri) for name, uri in spec.results.items()}
             verdicts = judge(context.store, results, spec.promotion)
+            without_rows(context)
             return StepOutput(outputs={}, facts={JUDGED: verdicts, "created": "2026-01-01"})
 
         self.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=judging))
@@ -441,8 +448,12 @@ def test_contradicted_third_party_model_is_not_registered(gate, copy):
 
 def test_step_result_alone_registers_no_model(gate):
     report = ReportSpec(made_up=False, title="t", results={}, points={}, settings={})
-    output = StepOutput(outputs={}, facts={}, model=NAME)
-    gate.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
+
+    def run(_: ReportSpec, context: StepContext) -> StepOutput:
+        without_rows(context)
+        return StepOutput(outputs={}, facts={}, model=NAME)
+
+    gate.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=run))
     contract.run_step(report, gate.deployment, RUN)
     assert gate.client.search_registered_models() == []
 
