@@ -30,8 +30,8 @@ _SMALL_GAIN = 0.01  # one percentage point, or one percent of a perplexity
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """One answer of the first screen; its label is `operator` if one of its numbers has it."""
+class Answer:
+    """One sentence of the first screen; its label is `operator` if one of its numbers has it."""
 
     topic: str
     text: str
@@ -44,7 +44,7 @@ class FirstScreen:
 
     tone: Tone
     headline: str
-    sentences: tuple[Sentence, ...]
+    sentences: tuple[Answer, ...]
 
 
 def first_screen(report: Report) -> FirstScreen:
@@ -65,7 +65,7 @@ def first_screen(report: Report) -> FirstScreen:
         headline = "Effect of the settings on privacy and usefulness"
     else:
         remembered = replace(remembered, text=remembered.text.removeprefix(f"{headline}. "))
-    protected = Sentence("Protected", _protection(report), Label.PUBLIC)
+    protected = Answer("Protected", _protection(report), Label.PUBLIC)
     return FirstScreen(tone, headline, (protected, _usefulness(report), remembered, _audit(report)))
 
 
@@ -104,7 +104,7 @@ def _protection(report: Report) -> str:
     return f"{model} protects {claims}, all its steps together."
 
 
-def _usefulness(report: Report) -> Sentence:
+def _usefulness(report: Report) -> Answer:
     """Return the scores of the models with DP and of their controls, and the gain by DP."""
     private = _private(report)
     shown = [f for f in _SCORES if any(_number(row, f) is not None for row in private)]
@@ -113,7 +113,7 @@ def _usefulness(report: Report) -> Sentence:
         f for f in shown if not (f.endswith("_public") and f.replace("public", "private") in shown)
     ]
     if not fields:
-        return Sentence("Useful", "No score of a model with DP is shown.", Label.PUBLIC)
+        return Answer("Useful", "No score of a model with DP is shown.", Label.PUBLIC)
     start = report.model("phrases") or report.model("public")
     others = [row for row in (start, report.model("nonprivate")) if row is not None]
     if report.is_sweep:  # masked tokens and perplexities depend on a baseline's vocabulary
@@ -134,7 +134,7 @@ def _usefulness(report: Report) -> Sentence:
     values = [getattr(row, f) for row in (*private, *others) for f in fields]
     labels = {value.label for value in values if value is not None}
     label = Label.OPERATOR if Label.OPERATOR in labels else Label.DP
-    return Sentence("Useful", text.strip(), label)
+    return Answer("Useful", text.strip(), label)
 
 
 def _gain(private: Sequence[ModelRow], start: ModelRow, fields: Sequence[str]) -> str:
@@ -200,7 +200,7 @@ def _span(values: Sequence[float], *, percent: bool = False) -> str:
     return " – ".join(ends)
 
 
-def _memory(report: Report) -> tuple[Tone, str, Sentence]:
+def _memory(report: Report) -> tuple[Tone, str, Answer]:
     """Return tone, headline and sentence of the exposure of the models with DP.
 
     The absence of memory is evidence only if the canaries can be learned at all. The tone is
@@ -209,7 +209,7 @@ def _memory(report: Report) -> tuple[Tone, str, Sentence]:
     audits = [exposures for row in _private(report) for exposures in row.audits]
     if not audits:
         headline = "No audit of a private model"
-        return "open", headline, Sentence("Remembered", "Memory was not measured.", Label.PUBLIC)
+        return "open", headline, Answer("Remembered", "Memory was not measured.", Label.PUBLIC)
     summaries = [summarise(exposures.rows) for exposures in audits]
     summary = max(summaries, key=lambda summary: summary.largest)
     remembering = sum(summary.remembers for summary in summaries)
@@ -255,7 +255,7 @@ def _memory(report: Report) -> tuple[Tone, str, Sentence]:
         f"{meaning}"
     )
     label = Label.OPERATOR if Label.OPERATOR in labels else Label.DP
-    return tone, headline, Sentence("Remembered", text, label)
+    return tone, headline, Answer("Remembered", text, label)
 
 
 def _control(report: Report) -> ExposureSummary | None:
@@ -264,18 +264,18 @@ def _control(report: Report) -> ExposureSummary | None:
     return summarise(row.audits[0].rows) if row and row.audits else None
 
 
-def _audit(report: Report) -> Sentence:
+def _audit(report: Report) -> Answer:
     """Return the result of the audit of the claimed ε, or the reason why there is none."""
     if report.against:
-        return Sentence("Audited", report.against, Label.PUBLIC)
+        return Answer("Audited", report.against, Label.PUBLIC)
     if (audit := report.audit) is None:
         text = "The result of the audit is for the operator only."
         if report.why_not_audited:
             text = f"The claimed ε was not audited. {report.why_not_audited}"
-        return Sentence("Audited", text, Label.PUBLIC)
+        return Answer("Audited", text, Label.PUBLIC)
     words = {
         "consistent": "The audit agrees with the claimed ε.",
         "contradicted": "The audit contradicts the claimed ε.",
         "invalid": "The audit allows no conclusion.",
     }.get(audit.verdict, "The audit cannot confirm or contradict the claimed ε.")
-    return Sentence("Audited", f"{words} {audit.finding}", audit.label)
+    return Answer("Audited", f"{words} {audit.finding}", audit.label)

@@ -43,7 +43,6 @@ from tasks.report.model import (
     Exposures,
     Fact,
     Membership,
-    ModelAt,
     ModelRow,
     Report,
     Samples,
@@ -169,22 +168,16 @@ def model_row(point: Point, results: Results, epochs: float) -> ModelRow:
         results: outputs of its steps.
         epochs: number of epochs of the whole training.
     """
-    tasks = "finetuning", "exposure", "membership"
-    finetuned, audited, attacked = (results.get(task) for task in tasks)
+    finetuned, audited = results.get("finetuning"), results.get("exposure")
     scores = last_values(finetuned.result) if finetuned else {}
     return ModelRow(
-        **measured_of(
-            results["vocabulary"],
-            [results["pretraining"]],
-            [audited] if audited else [],
-            [finetuned] if finetuned else [],
-        ),
+        **measured_of([results]),
         kind=point.mode,
         name=point.name,
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
         exposures_in_rows=next(iter(exposures_of([audited], EXPOSURE_IN_ROWS.key)), None),
-        memberships=_memberships(attacked, epochs),
+        memberships=_memberships(results.get("membership"), epochs),
         extractions=tuple(
             finding
             for audit in (TARGETED, DISCOVERABLE)
@@ -198,8 +191,7 @@ def model_row(point: Point, results: Results, epochs: float) -> ModelRow:
 def _by_epoch(
     spec: ReportSpec, points: Mapping[str, Results], rows: Sequence[str]
 ) -> Iterator[ModelRow]:
-    """Yield the trainings that saved models after several epochs, with scores and exposures."""
-    accuracies = spec.settings["head"] != "entities"
+    """Yield the models of trainings that saved several, each with the cost of all of them."""
     for name in rows:
         last, results = spec.points[name], points[name]
         saved = {
@@ -210,22 +202,10 @@ def _by_epoch(
         if not saved:
             continue
         saved[last] = results
-        tuned = [steps.get("finetuning") for steps in saved.values()]
-        audited = [steps.get("exposure") for steps in saved.values()]
-        scores = [None if finetuned is None else score_of(finetuned) for finetuned in tuned]
-        model, vocabulary = results["pretraining"], results["vocabulary"]
-        yield ModelRow(
-            **costs_of(vocabulary.facts["dataset"], model, [model, *audited], tuned),
-            f1=None if accuracies else scores[-1],
-            accuracy=scores[-1] if accuracies else None,
-            kind=last.mode,
-            name=name,
-            epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
-            saved=tuple(
-                ModelAt(point.epochs or 0.0, score, exposures_of([audit]))
-                for point, score, audit in zip(saved, scores, audited, strict=True)
-            ),
-        )
+        cost_of_all = costs_of(list(saved.values()))
+        for point, steps in saved.items():
+            measured = measured_of([steps], with_predictions=False) | cost_of_all
+            yield ModelRow(**measured, kind=last.mode, name=name, epochs=point.epochs or 0.0)
 
 
 def _interval(scores: Mapping[str, Labelled]) -> tuple[Labelled, Labelled] | None:
@@ -311,32 +291,32 @@ def releases_of(models: Iterable[Input]) -> list[ReleaseRecord]:
     return merged(release for model in models for release in model.result.releases)
 
 
-def measured_of(
-    vocabulary: Input,
-    models: Sequence[Input],
-    audited: Sequence[Input],
-    tuned: Sequence[Input],
-    scored: Sequence[Input] | None = None,
-) -> dict[str, Any]:
+def measured_of(replicates: Sequence[Results], *, with_predictions: bool = True) -> dict[str, Any]:
     """Return the fields of a row that are means or totals over its replicates, by name.
 
     Args:
-        vocabulary, models, audited, tuned: outputs of these steps; audits measure the pre-trained
-            models.
-        scored: the trainings whose accuracies belong to the row's model; None: all of them.
+        replicates: outputs of the steps of each of its models.
+        with_predictions: the accuracies of a training belong to the row's model, which is the
+            last model of the training.
     """
-    scored = models if scored is None else scored
+    models = _outputs(replicates, "pretraining")
+    scored = models if with_predictions else []
     return {
-        **costs_of(vocabulary.facts["dataset"], models[0], [*models, *audited], tuned),
-        "epsilon_vocabulary": epsilon_of_vocabulary(vocabulary),
+        **costs_of(replicates),
+        "epsilon_vocabulary": epsilon_of_vocabulary(replicates[0]["vocabulary"]),
         "is_causal": is_causal(models[0].facts["shape"].get("kind", "bert")),
-        **{name: _mean(tuned, name) for name in SCORES},
+        **{name: _mean(_outputs(replicates, "finetuning"), name) for name in SCORES},
         "mlm_public": _mean(scored, "mlm_accuracy_public"),
         "mlm_private": _mean(scored, "mlm_accuracy_private"),
         "perplexity_public": _mean(scored, "perplexity_public"),
         "perplexity_private": _mean(scored, "perplexity_private"),
-        "exposures": exposures_of(audited),
+        "exposures": exposures_of(_outputs(replicates, "exposure")),
     }
+
+
+def _outputs(models: Sequence[Results], task: str) -> list[Input]:
+    """Return the outputs of a task of several models; models may share an output."""
+    return list({steps[task].uri: steps[task] for steps in models if task in steps}.values())
 
 
 def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
@@ -357,12 +337,16 @@ def _label_of(values: Sequence[Labelled]) -> type[Labelled]:
     return next((type(v) for v in values if v.label is Label.OPERATOR), type(values[0]))
 
 
-def costs_of(
-    dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
-) -> dict[str, Any]:
-    """Return the cost of all figures of a row, and of those before fine-tuning."""
+def costs_of(models: Sequence[Results]) -> dict[str, Any]:
+    """Return the cost of all figures of these models, and of those before fine-tuning.
+
+    Audits measure the pre-trained models.
+    """
+    dataset = models[0]["vocabulary"].facts["dataset"]
+    trained, tuned = _outputs(models, "pretraining"), _outputs(models, "finetuning")
+    untuned = [*trained, *_outputs(models, "exposure")]
     whole = _cost(dataset, *untuned, *tuned)
-    epsilon = model.facts["epsilon_training"]
+    epsilon = trained[0].facts["epsilon_training"]
     return {
         "epsilon_training": math.inf if epsilon is None else epsilon,
         "cost": whole,
@@ -376,14 +360,14 @@ def score_of(finetuned: Input) -> Labelled | None:
     return next((values[name] for name in SCORES if name in values), None)
 
 
-def _cost(dataset: str, *results: Input | None) -> Cost:
+def _cost(dataset: str, *results: Input) -> Cost:
     """Return the total cost of the models with all their ancestors.
 
     Args:
         dataset: the private corpus, whose total comes first.
         results: outputs of the steps whose figures are shown together.
     """
-    by_dataset = totals(releases_of(result for result in results if result))
+    by_dataset = totals(releases_of(results))
     untouched = DatasetTotal(dataset, None, 0.0, 0.0)
     corpus = next((total for total in by_dataset if total.dataset == dataset), untouched)
     return Cost(corpus, tuple(total for total in by_dataset if total.dataset != dataset))
@@ -642,14 +626,12 @@ def _by_setting(spec: ReportSpec, points: Mapping[str, Results]) -> list[Replica
 
 def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
     """Return the row of one setting from its finished points."""
-    setting, first = replicates[0][0].setting, replicates[0][1]
+    setting = replicates[0][0].setting
     # Points with the same seed of the private training share its model and audit.
-    models = {point.seed: results["pretraining"] for point, results in replicates}
-    audited = {point.seed: results["exposure"] for point, results in replicates}
-    tuned = [results["finetuning"] for _, results in replicates if "finetuning" in results]
-    model, varied = first["pretraining"], spec.points.values()
-    # The accuracies of a training belong to its last model.
-    scored = [] if setting.is_on_the_way else list(models.values())
+    outputs = [results for _, results in replicates]
+    trained, tuned = _outputs(outputs, "pretraining"), _outputs(outputs, "finetuning")
+    model, varied = trained[0], spec.points.values()
+    is_last = not setting.is_on_the_way
     # A private selection reports the settings of the selected training.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
     schedule = (model.facts.get("plan") or {}).get("schedule", ())
@@ -660,9 +642,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
         if setting.mode == "nonprivate":
             batch_size = job.nonprivate_batch_size
     return ModelRow(
-        **measured_of(
-            first["vocabulary"], list(models.values()), list(audited.values()), tuned, scored
-        ),
+        **measured_of(outputs, with_predictions=is_last),
         kind=setting.mode,
         name=setting.name,
         baseline=setting.baseline,
@@ -676,7 +656,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
             for axis in FINETUNING_AXES
             if any(getattr(point, axis) is not None for point in varied)
         },
-        spread=_spread(replicates) if tuned else _spread_over_seeds(scored),
+        spread=_spread(replicates) if tuned else _spread_over_seeds(trained if is_last else []),
         best_three=_best_three(replicates) if tuned else None,
     )
 

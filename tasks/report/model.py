@@ -166,15 +166,6 @@ class Cost:
         return any(t.epsilon == math.inf for t in (self.corpus, *self.others))
 
 
-@dataclass(frozen=True)
-class ModelAt:
-    """Score and exposure of the model that a training saved after some epochs."""
-
-    epochs: float
-    score: Value
-    exposures: tuple[Exposures, ...] | Withheld
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
     """One model of a job, or one setting of a sweep over its seeds and folds.
@@ -184,8 +175,8 @@ class ModelRow:
     private training. σ, batch size and epochs are 0 for models without such a training. ε may be
     `math.inf`; accuracies and F1 are within 0 … 1.
 
-    The cost includes all figures of the row: the pre-trained model, the fine-tuned model that
-    gives F1 or accuracy, and the models that the training saved earlier if the row has them.
+    The cost includes all figures of the row: the pre-trained model and the fine-tuned model that
+    gives F1 or accuracy. In a table by epoch, it includes all models that the training saved.
     """
 
     name: str
@@ -217,7 +208,6 @@ class ModelRow:
     memberships: tuple[Membership, ...] = ()  # by epoch; the last is that of the row's model
     extractions: tuple[Finding, ...] = ()  # on causal models, by protocol
     samples: Samples | None = None
-    saved: tuple[ModelAt, ...] = ()  # by epoch, with the last model
 
     @property
     def score(self) -> Value:
@@ -300,7 +290,7 @@ class Report:
     against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
     # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)
-    by_epoch: tuple[ModelRow, ...] = ()  # trainings that saved several models
+    by_epoch: tuple[ModelRow, ...] = ()  # models of trainings that saved several, in their order
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()

@@ -1,17 +1,23 @@
-"""The table of results: cost, usefulness and memory of each model or setting of a sweep."""
+"""Cost, usefulness and memory of each model or setting, in tables and in MLflow's list."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from dp_core.audit.exposure import summarise
-from dp_core.labels import Label, Labelled
+from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.statement import DatasetTotal, privacy_statement
 from dp_core.training.bootstrap import MeanF1
+from tasks.protocol.job import names_of
+from tasks.protocol.messages import MetricRecord
+from tasks.protocol.specs import ReportSpec
+from tasks.releases.provenance import operator_only
+from tasks.report.job_results import Results, released_models, releases_of
 from tasks.report.model import (
     F1,
     MASKED,
@@ -22,6 +28,7 @@ from tasks.report.model import (
     Report,
     Withheld,
     measure_of,
+    number_of,
 )
 from tasks.report.tables import (
     NOT_MEASURED,
@@ -38,6 +45,7 @@ from tasks.report.tables import (
     total,
     withheld,
 )
+from tasks.tracking.event_log import rounded
 
 Column = tuple[Header, Callable[[ModelRow], Cell]]
 FINETUNING_TITLES = {  # by axis of the sweep
@@ -289,10 +297,13 @@ _OF_THE_BEST = (
 def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
     """Return scores and exposures by epoch, in the form of Jagannatha et al. 2021, Table 5."""
     costs = list(cost_columns(rows, unit))
-    epochs = sorted({model.epochs for row in rows for model in row.saved})
-    table_rows = []
+    epochs = sorted({row.epochs for row in rows})
+    trainings: dict[str, dict[float, ModelRow]] = {}
     for row in rows:
-        by_epoch = {model.epochs: model for model in row.saved}
+        trainings.setdefault(row.name, {})[row.epochs] = row
+    table_rows = []
+    for training, by_epoch in trainings.items():
+        last = by_epoch[max(by_epoch)]
         models = [by_epoch.get(epoch) for epoch in epochs]
         scores = [percentage(model.score) if model else Cell(NOT_MEASURED) for model in models]
         exposures = [_exposure_cells(model.exposures if model else ()) for model in models]
@@ -304,7 +315,7 @@ def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure
             ),
         ]
         table_rows += [
-            (name(row.name), figure, *(cost(row) for _, cost in costs), *cells)
+            (name(training), figure, *(cost(last) for _, cost in costs), *cells)
             for figure, cells in figures
             if any(cell.text != NOT_MEASURED for cell in cells)
         ]
@@ -320,3 +331,109 @@ def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure
         rows=tuple(table_rows),
         notes=(ONE_CHARGE, OF_ONE_TRAINING) if rows else (),
     )
+
+
+# --- the rows of models in MLflow's list of runs
+
+_NOT_PRIVATE = (
+    "Trained on private text without privacy. Only the operator of the data may have this model."
+)
+
+
+def model_runs(
+    spec: ReportSpec,
+    report: Report,
+    points: Mapping[str, Results],
+    judged: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return one JSON object for each model of a job, or for each setting of a sweep.
+
+    Args:
+        spec: the spec of the report.
+        report: the report, which has a row for each of these models.
+        points: outputs of the finished models, by name.
+        judged: verdicts of audits (`tasks/evidence/audits.py`).
+
+    Returns:
+        The `model`, its `replicates` over seeds and folds, its `name` in the list, whether it
+        `holds_job` (the job's shared steps), its `numbers`, `verdict` and `description`.
+    """
+    first = next((row for row in report.models if row.kind == "dp"), report.models[0])
+    runs = []
+    for row in report.models:
+        of_row = {n: r for n, r in points.items() if spec.points[n].setting.name == row.name}
+        steps = {step for name in of_row for step in names_of(spec.points[name]).values()}
+        verdicts = [verdict for verdict in judged if verdict["name"] in steps]
+        # The models of a row have several verdicts; a contradiction is the verdict on the row.
+        verdicts.sort(key=lambda verdict: verdict["verdict"] != "contradicted")
+        runs.append(
+            {
+                "model": row.name,
+                "replicates": [name for name in of_row if name != row.name],
+                "name": f"{row.name} · {_epsilon_in_words(row)} · {report.private_dataset}",
+                "holds_job": row is first,
+                "numbers": [number.model_dump() for number in _numbers(row)],
+                "verdict": verdicts[0]["verdict"] if verdicts else "not judged",
+                "description": "\n\n".join(
+                    [
+                        *(v["sentence"] for v in verdicts[:1]),
+                        _statement_in_words(of_row, report.made_up),
+                    ]
+                ),
+            }
+        )
+    return runs
+
+
+def _epsilon_in_words(row: ModelRow) -> str:
+    if row.cost.infinite:
+        return "ε ∞"
+    epsilon = row.cost.corpus.epsilon
+    return "no total ε" if epsilon is None else f"ε {_record('epsilon', Public(epsilon)).value:g}"
+
+
+def _statement_in_words(models: Mapping[str, Results], made_up: bool) -> str:
+    """Return the privacy statement of the models of one row in words."""
+    if any(operator_only(results["pretraining"].result.releases) for results in models.values()):
+        return _NOT_PRIVATE
+    releases = releases_of(
+        model
+        for results in models.values()
+        for model in released_models(results["pretraining"], results.get("finetuning"))
+    )
+    paragraphs = privacy_statement(releases, made_up=made_up).paragraphs
+    # The report lists the releases and the assumptions of the statement.
+    return "\n\n".join(text for text in paragraphs if text[0] != "•" and text[-1] != ":")
+
+
+def _numbers(row: ModelRow) -> Iterator[MetricRecord]:
+    """Yield the cost, scores with intervals, and exposure of a row."""
+    totals = [("", row.cost.corpus)]
+    if row.cost.others:
+        totals += [(f"/{cost.dataset}", cost) for cost in (row.cost.corpus, *row.cost.others)]
+    for suffix, cost in totals:
+        if cost.epsilon is not None and math.isfinite(cost.epsilon):
+            yield _record(f"epsilon{suffix}", Public(cost.epsilon))
+            yield _record(f"delta{suffix}", Public(cost.delta))
+    for metric, value in (*row.scores.items(), *_ends_of_interval(row)):
+        if isinstance(value, Dp | Public | Operator) and number_of(value) is not None:
+            yield _record(metric, value)
+    if row.audits:
+        label = Operator if any(a.label is Label.OPERATOR for a in row.audits) else Dp
+        summaries = [summarise(exposures.rows) for exposures in row.audits]
+        mean = math.fsum(summary.mean for summary in summaries) / len(summaries)
+        yield _record("exposure", label(mean))
+        yield _record("exposure_largest", label(max(summary.largest for summary in summaries)))
+
+
+def _ends_of_interval(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
+    """Yield the interval of the mean score over seeds and folds."""
+    interval, compared = getattr(row.spread, "interval", None), measure_of([row]).of(row)
+    for metric, value in row.scores.items():
+        if interval and value is compared and isinstance(value, Dp | Public | Operator):
+            yield f"{metric}_low", type(value)(interval[0])
+            yield f"{metric}_high", type(value)(interval[1])
+
+
+def _record(metric: str, value: Labelled) -> MetricRecord:
+    return rounded(MetricRecord(name=metric, value=value.value, label=value.label.value, step=0))

@@ -28,8 +28,7 @@ from tasks.report.job_results import (
     sweep_report,
 )
 from tasks.report.model import Edition, Fact, ModelRow, Report, edition_of, number_of
-from tasks.report.model_runs import model_runs
-from tasks.report.models_table import results_table
+from tasks.report.models_table import model_runs, results_table
 from tasks.report.page import report_page
 from tasks.results import FINETUNED, MODEL_RUNS, read_result
 

@@ -185,7 +185,7 @@ class Tracker:
         return [Param(target=target, name=name, value=value) for name, value in words.items()]
 
     def shown(self, shown: dict[str, Any]) -> Iterator[Event]:
-        """Yield the row of a model in MLflow's list (`tasks/report/model_runs.py`)."""
+        """Yield the row of a model in MLflow's list (`tasks/report/models_table.py`)."""
         of_model: dict[str, Any] = {"target": "model", "model": shown["model"]}
         for number in shown["numbers"]:
             yield Metric(**{**number, **of_model})

@@ -49,7 +49,6 @@ from tasks.report.model import (
     Exposures,
     Fact,
     Membership,
-    ModelAt,
     ModelRow,
     Report,
 )
@@ -207,14 +206,12 @@ def by_epoch(seed: int = 7) -> tuple[ModelRow, ...]:
     return tuple(
         replace(
             row,
-            saved=tuple(
-                ModelAt(
-                    epochs, Operator(score), (Exposures(label, exposure_rows({0.02: m}, seed)),)
-                )
-                for epochs, score, m in zip((2.0, 4.0, 6.0), scores, memory, strict=True)
-            ),
+            epochs=epochs,
+            f1=Operator(score),
+            exposures=(Exposures(label, exposure_rows({0.02: m}, seed)),),
         )
         for row, label, scores, memory in trainings
+        for epochs, score, m in zip((2.0, 4.0, 6.0), scores, memory, strict=True)
     )
 
 
