@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
 from dp_core.config.audit_settings import BlackBoxAuditConfig
-from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, ConfideError, Contradicted
 from tasks.commands.epsilon_command import Number
 from tasks.commands.export_command import chosen_model
@@ -24,6 +22,7 @@ from tasks.commands.output import (
     write_prose,
     write_table,
 )
+from tasks.commands.settings_options import validated
 from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
@@ -118,7 +117,9 @@ def audit(
         ceiling = PrivacyProfile.of_claim(epsilon, delta)
     if files:
         folder = model if model is not None else store.local_copy(uri)
-        config = _config({"audited_model": str(folder)} | given)
+        options = {name: value for name, value in given.items() if value is not None}
+        options["audited_model"] = str(folder)
+        config = validated(BlackBoxAuditConfig, options, "audit")
         findings = black_box.audit_files(
             folder, files, lambda name: f"--{name.replace('_', '-')} {files[name]}", ceiling, config
         )
@@ -139,14 +140,6 @@ def audit(
     write_answer(answer, lambda: _show(records, claim, verdict.sentence))
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
-
-
-def _config(options: Mapping[str, Any]) -> BlackBoxAuditConfig:
-    given = {name: value for name, value in options.items() if value is not None}
-    try:
-        return BlackBoxAuditConfig.model_validate(given)
-    except ValidationError as error:
-        raise BadInput(one_line(error), where="audit") from None
 
 
 def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:

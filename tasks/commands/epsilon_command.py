@@ -66,12 +66,13 @@ training_options = options(
         help="Declared units; for truncated-poisson and fixed-size. δ is checked against it.",
     ),
     click.option("--cap", type=_COUNT, help="Largest batch; for truncated-poisson."),
+    click.option("--delta", type=DELTA, required=True, help="δ at which ε is stated."),
 )
 
 
 @dataclass(frozen=True)
 class Training:
-    """The options of a training: how batches are drawn, and the number of updates."""
+    """The options of a training: how batches are drawn, the number of updates, and δ."""
 
     sampling_rate: float | None
     steps: int | None
@@ -79,6 +80,10 @@ class Training:
     sampling: str
     units: int | None
     cap: int | None
+    delta: float
+
+    def __post_init__(self) -> None:
+        _check_delta(self.delta, self.units)
 
     @property
     def schedule(self) -> Schedule:
@@ -120,14 +125,14 @@ class Training:
             return mechanisms.ShuffledGaussian(sigma, epochs)
         return mechanisms.PoissonGaussian(phases)
 
-    def described(self, schedule: Schedule, sigma: float, delta: float) -> dict[str, Any]:
+    def described(self, schedule: Schedule, sigma: float) -> dict[str, Any]:
         """Return the training as plain JSON data."""
         return {
             "noise_multiplier": sigma,
             "steps": sum(steps for _, steps in schedule),
             "sampling_rate": schedule[0][0] if len(schedule) == 1 else None,
             "sampling": self.sampling,
-            "delta": delta,
+            "delta": self.delta,
             "neighbours": self.event(schedule, sigma).relation.value,
             "phases": [{"sampling_rate": rate, "steps": steps} for rate, steps in schedule],
         }
@@ -161,20 +166,18 @@ def _required(value: int | None, option: str) -> int:
 @click.command("epsilon")
 @click.option("--noise-multiplier", type=_NOISE, required=True, help="σ of one update, over C.")
 @training_options
-@click.option("--delta", type=DELTA, required=True, help="δ at which ε is stated.")
 @click.option(
     "--group", type=_COUNT, default=1, show_default=True, help="Also for a group of so many units."
 )
 @as_json
-def command(noise_multiplier: float, delta: float, group: int, **given: Any) -> None:
+def command(noise_multiplier: float, group: int, **given: Any) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units.
 
     Example:
       confide epsilon --phase 0.01 10000 --noise-multiplier 4 --delta 1e-5
     """
     training = Training(**given)
-    _check_delta(delta, training.units)
-    schedule = training.schedule
+    schedule, delta = training.schedule, training.delta
     event = training.event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
     together = group_privacy(claim, delta, group)._asdict()
@@ -184,7 +187,7 @@ def command(noise_multiplier: float, delta: float, group: int, **given: Any) -> 
         "epsilon_unamplified": epsilon_unamplified(event, delta),
         "epsilon_unamplified_replace_one": epsilon_unamplified(event, delta, sensitivity=2.0),
         "group": together,
-        **training.described(schedule, noise_multiplier, delta),
+        **training.described(schedule, noise_multiplier),
     }
     shown = {
         "PLD (the claim)": claim,
@@ -212,13 +215,12 @@ def calibrate() -> None:
 
 @calibrate.command("training")
 @click.option("--epsilon", type=EPSILON, required=True, help="Target ε (PLD).")
-@click.option("--delta", type=DELTA, required=True, help="δ at which ε is stated.")
 @training_options
 @click.option(
     "--noise-multiplier", type=_NOISE, help="σ; computes the number of updates (without --steps)."
 )
 @as_json
-def training(epsilon: float, delta: float, noise_multiplier: float | None, **given: Any) -> None:
+def training(epsilon: float, noise_multiplier: float | None, **given: Any) -> None:
     """Compute the smallest σ for a number of updates, or the most updates for a σ.
 
     Every way of drawing batches has its proven accounting.
@@ -227,7 +229,7 @@ def training(epsilon: float, delta: float, noise_multiplier: float | None, **giv
       confide calibrate training --epsilon 3 --delta 1e-5 --phase 0.01 10000
     """
     wanted = Training(**given)
-    _check_delta(delta, wanted.units)
+    delta = wanted.delta
     if noise_multiplier is None:
         schedule = wanted.schedule
         noise_multiplier = noise_for(lambda s: wanted.event(schedule, s), epsilon, delta)
@@ -243,7 +245,7 @@ def training(epsilon: float, delta: float, noise_multiplier: float | None, **giv
         schedule = [(rate, most)]
     event = wanted.event(schedule, noise_multiplier)
     found = {
-        **wanted.described(schedule, noise_multiplier, delta),
+        **wanted.described(schedule, noise_multiplier),
         "epsilon": epsilon_pld(event, delta),
         "epsilon_rdp": epsilon_rdp(event, delta),
     }

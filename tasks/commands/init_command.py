@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ValidationError
 
-from dp_core.config.fields import one_line
 from dp_core.config.privacy import LEAST_UNITS
 from dp_core.data.readers.note_tables import (
     DELIMITERS,
@@ -27,7 +25,7 @@ from dp_core.data.readers.registry import corpus_readers
 from dp_core.data.readers.sources import bare_name, entries, refuse_damaged_file, text_lines
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, options, write_answer, write_pairs, write_prose
-from tasks.commands.settings_options import absolute, write_settings
+from tasks.commands.settings_options import absolute, validated, write_settings
 from tasks.protocol.defaults import default_delta
 from tasks.protocol.settings import JobSettings
 
@@ -75,10 +73,7 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
         "unit": unit,
         "declared_units": _rounded_up(units),
     }
-    try:
-        JobSettings.model_validate(settings)
-    except ValidationError as error:
-        raise BadInput(one_line(error), where="settings") from None
+    validated(JobSettings, settings)
     write_settings(settings, out, "--out")
     found = {
         "format": format,

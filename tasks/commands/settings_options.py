@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dp_core.config.fields import named_paths, one_line
 from dp_core.errors import BadInput
@@ -27,6 +27,7 @@ from tasks.runtime.deployment import Deployment, is_executable
 JOBS: dict[str, type[JobSettings]] = {"dp_bert": JobSettings, "dp_sweep": SweepSettings}
 job_argument = click.argument("job", type=click.Choice(list(JOBS)), default="dp_bert")
 S = TypeVar("S", bound=JobSettings)
+M = TypeVar("M", bound=BaseModel)
 
 
 # Keyword arguments of `settings_of_options`.
@@ -121,7 +122,7 @@ def settings_of_options(
     return validated(kind, values_of_options(kind, preset, file, words))
 
 
-def validated(kind: type[S], values: dict[str, Any]) -> S:
+def validated(kind: type[M], values: Mapping[str, Any], where: str = "settings") -> M:
     """Return the settings with these values.
 
     Raises:
@@ -130,7 +131,7 @@ def validated(kind: type[S], values: dict[str, Any]) -> S:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise BadInput(one_line(error), where="settings") from None
+        raise BadInput(one_line(error), where=where) from None
 
 
 def values_of_options(
