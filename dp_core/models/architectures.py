@@ -1,14 +1,18 @@
 """Architectures in Hugging Face's layout: their `config.json`, and the names of their tensors.
 
+`architectures.toml` lists the layouts.
+
 `transformers` has no feed-forward models; they are stored in the same way.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,18 +26,7 @@ from dp_core.models.config import (
     LlamaConfig,
     RopeScaling,
 )
-from dp_core.models.parameters import (
-    CLASSIFIER,
-    HEAD,
-    POOLER,
-    POSITION,
-    TAGGER,
-    TRANSITIONS,
-    TYPE,
-    WORD,
-    Arrays,
-    ModelConfig,
-)
+from dp_core.models.parameters import WORD, Arrays, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -60,166 +53,27 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
-_BERT_FIELDS = {  # names that most architectures share
-    "vocab_size": "vocab_size",
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "intermediate": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "initializer_range": "initializer_range",
-}
-_MARKERS = {"begin": "bos_token_id", "end": "eos_token_id"}
-_BERT_HEADS = {
-    TAGGER: "classifier",
-    TRANSITIONS: "crf.transitions",  # `transformers` ignores this tensor
-    CLASSIFIER: "classifier",
-}
+_MARKERS = ("begin", "end")
+_CONFIGS: tuple[type[ModelConfig], ...] = (
+    BertConfig,
+    Gpt2Config,
+    LlamaConfig,
+    FeedForwardConfig,
+)
+
+
+def _architecture(layout: Mapping[str, Any]) -> Architecture:
+    """Return a layout of `architectures.toml`."""
+    (config,) = (config for config in _CONFIGS if config.__name__ == layout["config"])
+    tensors = {n: tuple(t) if isinstance(t, list) else t for n, t in layout["tensors"].items()}
+    return Architecture(**{**layout, "config": config, "tensors": tensors})
+
+
 ARCHITECTURES = {
-    "bert": Architecture(
-        BertConfig,
-        "BertForMaskedLM",
-        _BERT_FIELDS | {"type_vocab": "type_vocab_size", "layer_norm_epsilon": "layer_norm_eps"},
-        {
-            "hidden_act": "gelu",
-            "position_embedding_type": "absolute",
-            "is_decoder": False,
-            "tie_word_embeddings": True,
-        },
-        {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-        {
-            WORD: "bert.embeddings.word_embeddings",
-            POSITION: "bert.embeddings.position_embeddings",
-            TYPE: "bert.embeddings.token_type_embeddings",
-            "embeddings/norm": "bert.embeddings.LayerNorm",
-            "layer_{}/qkv": (
-                "bert.encoder.layer.{}.attention.self.query",
-                "bert.encoder.layer.{}.attention.self.key",
-                "bert.encoder.layer.{}.attention.self.value",
-            ),
-            "layer_{}/attention_output": "bert.encoder.layer.{}.attention.output.dense",
-            "layer_{}/attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
-            "layer_{}/intermediate": "bert.encoder.layer.{}.intermediate.dense",
-            "layer_{}/output": "bert.encoder.layer.{}.output.dense",
-            "layer_{}/output_norm": "bert.encoder.layer.{}.output.LayerNorm",
-            "mlm/transform": "cls.predictions.transform.dense",
-            "mlm/norm": "cls.predictions.transform.LayerNorm",
-            "mlm": "cls.predictions",
-            POOLER: "bert.pooler.dense",
-            **_BERT_HEADS,
-        },
-    ),
-    "distilbert": Architecture(
-        BertConfig,
-        "DistilBertForMaskedLM",
-        _BERT_FIELDS
-        | {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
-        {"activation": "gelu", "tie_word_embeddings": True},
-        {
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-            "seq_classif_dropout": 0.0,
-            "sinusoidal_pos_embds": False,  # how the table was initialised; it is stored as usual
-        },
-        {
-            WORD: "distilbert.embeddings.word_embeddings",
-            POSITION: "distilbert.embeddings.position_embeddings",
-            "embeddings/norm": "distilbert.embeddings.LayerNorm",
-            "layer_{}/qkv": (
-                "distilbert.transformer.layer.{}.attention.q_lin",
-                "distilbert.transformer.layer.{}.attention.k_lin",
-                "distilbert.transformer.layer.{}.attention.v_lin",
-            ),
-            "layer_{}/attention_output": "distilbert.transformer.layer.{}.attention.out_lin",
-            "layer_{}/attention_norm": "distilbert.transformer.layer.{}.sa_layer_norm",
-            "layer_{}/intermediate": "distilbert.transformer.layer.{}.ffn.lin1",
-            "layer_{}/output": "distilbert.transformer.layer.{}.ffn.lin2",
-            "layer_{}/output_norm": "distilbert.transformer.layer.{}.output_layer_norm",
-            "mlm/transform": "vocab_transform",
-            "mlm/norm": "vocab_layer_norm",
-            "mlm": "vocab_projector",
-            POOLER: "pre_classifier",
-            **_BERT_HEADS,
-        },
-        fixed={"type_vocab": 0},
-    ),
-    "gpt2": Architecture(
-        Gpt2Config,
-        "GPT2LMHeadModel",
-        {
-            **_BERT_FIELDS,
-            "hidden": "n_embd",
-            "layers": "n_layer",
-            "heads": "n_head",
-            "intermediate": "n_inner",
-            "max_positions": "n_positions",
-            "layer_norm_epsilon": "layer_norm_epsilon",
-            **_MARKERS,
-        },
-        {
-            "activation_function": "gelu_new",
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-            "tie_word_embeddings": True,
-        },
-        dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop", "summary_first_dropout"), 0.0),
-        {
-            WORD: "transformer.wte",
-            POSITION: "transformer.wpe",
-            "layer_{}/attention_norm": "transformer.h.{}.ln_1",
-            "layer_{}/qkv": "transformer.h.{}.attn.c_attn",
-            "layer_{}/attention_output": "transformer.h.{}.attn.c_proj",
-            "layer_{}/intermediate_norm": "transformer.h.{}.ln_2",
-            "layer_{}/intermediate": "transformer.h.{}.mlp.c_fc",
-            "layer_{}/output": "transformer.h.{}.mlp.c_proj",
-            "final_norm": "transformer.ln_f",
-        },
-    ),
-    "llama": Architecture(
-        LlamaConfig,
-        "LlamaForCausalLM",
-        {
-            **_BERT_FIELDS,
-            "key_heads": "num_key_value_heads",
-            "head_width": "head_dim",
-            "layer_norm_epsilon": "rms_norm_eps",
-            "tied": "tie_word_embeddings",
-            **_MARKERS,
-        },
-        {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-        {"attention_dropout": 0.0},
-        {
-            WORD: "model.embed_tokens",
-            "layer_{}/attention_norm": "model.layers.{}.input_layernorm",
-            "layer_{}/query": "model.layers.{}.self_attn.q_proj",
-            "layer_{}/key": "model.layers.{}.self_attn.k_proj",
-            "layer_{}/value": "model.layers.{}.self_attn.v_proj",
-            "layer_{}/attention_output": "model.layers.{}.self_attn.o_proj",
-            "layer_{}/intermediate_norm": "model.layers.{}.post_attention_layernorm",
-            "layer_{}/gate": "model.layers.{}.mlp.gate_proj",
-            "layer_{}/intermediate": "model.layers.{}.mlp.up_proj",
-            "layer_{}/output": "model.layers.{}.mlp.down_proj",
-            "final_norm": "model.norm",
-            HEAD: "lm_head",
-        },
-    ),
-    "feed-forward": Architecture(
-        FeedForwardConfig,
-        "FeedForwardLM",
-        {
-            "vocab_size": "vocab_size",
-            "hidden": "embedding_size",
-            "window": "window_size",
-            "units": "layer_sizes",
-            "max_positions": "max_position_embeddings",
-            "initializer_range": "initializer_range",
-            **_MARKERS,
-        },
-        {"hidden_act": "relu"},
-        {},
-        {WORD: "embeddings", "layer_{}/intermediate": "layers.{}", HEAD: "head"},
-    ),
+    kind: _architecture(layout)
+    for kind, layout in tomllib.loads(
+        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    ).items()
 }
 
 

@@ -49,8 +49,11 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     modules, libraries = code_of(kind, root)
     digest = hashlib.sha256()
     for name in modules:
-        content = _file(name, root).read_bytes()
-        digest.update(f"{name} {len(content)}\n".encode() + content)
+        file = _file(name, root)
+        for source in (file, file.with_suffix(".toml")):  # a module may have a table of data
+            if source.exists():
+                content = source.read_bytes()
+                digest.update(f"{name} {len(content)}\n".encode() + content)
     distributions = metadata.packages_distributions()
     for library in libraries:
         names = sorted(set(distributions.get(library, [])))
