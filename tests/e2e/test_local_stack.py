@@ -202,7 +202,8 @@ def test_announced_corpus_version_starts_a_training(served, deployment):
     assert answer.exit_code == 0, answer.output
     run = ended(api, "dp_bert", before + 1)[-1]
     assert run["dag_run_id"] == "corpus__synthetic-notes__2026-11"
-    assert (run["state"], run["conf"]) == ("success", {"data_version": "2026-11"})
+    conf = {"private_dataset": "synthetic-notes", "data_version": "2026-11"}
+    assert (run["state"], run["conf"]) == ("success", conf)
     report = job_steps(JobSettings(data_version="2026-11"))["report"].output
     assert (output_folder(deployment, report) / "result.json").exists()
     # The task's page links to its MLflow run and to the report.

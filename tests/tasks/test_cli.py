@@ -482,6 +482,7 @@ def test_stopped_run_states_that_the_same_command_continues_it(
         time.sleep(5)
 
     monkeypatch.setattr(run_command, "run_job", stopped)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         confide("run")

@@ -213,7 +213,7 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
 def test_models_without_fine_tuning_are_compared_by_masked_accuracy(
     made: Callable[[], Report],
 ) -> None:
-    untuned = {"f1": None, "f1_by_type": {}, "interval": None, "spread": None, "saved": ()}
+    untuned = {"f1": None, "f1_by_type": {}, "interval": None, "spread": None}
     whole = report_page(with_models(made(), **untuned), Edition.OPERATOR)
     titles = [header["name"] for header in whole.tables[0].to_json()["headers"]]
     assert titles.count("MLM accuracy") == 2 and "Entity F1" not in titles
