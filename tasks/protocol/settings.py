@@ -51,7 +51,6 @@ from dp_core.config.privacy import (
     UnitName,
     VocabularyConfig,
     WrittenTextConfig,
-    refuse_large_delta,
 )
 from dp_core.config.training import (
     ArchitectureConfig,
@@ -66,7 +65,6 @@ from dp_core.config.training import (
     refuse_impossible_updates,
     refuse_masks,
 )
-from dp_core.errors import PlanError
 from tasks.protocol.defaults import (
     LEAST_AUDITED_UNITS,
     MOST_AUDIT_CANARIES,
@@ -520,47 +518,6 @@ class JobSettings(
             jobs.append(job)
         return jobs
 
-    def refuse_large_deltas(self, models: int = 1, tunings: int = 1) -> None:
-        """Refuse a total δ of all releases that is not below the inverse of the number of units.
-
-        The steps repeat this check with the releases that they charge.
-
-        Args:
-            models: number of private trainings.
-            tunings: number of their fine-tunings, which have a privacy cost if they are private.
-
-        Raises:
-            ValueError: the total δ would allow one unit's data to be revealed.
-        """
-        tuned = self.finetune_privacy == "dp"
-        tuning = self.finetune_delta if tuned else 0.0
-        units = self.declared_units + self.audit_canaries
-        try:
-            if tuned and not self._tunes_the_private_data_set:
-                refuse_large_delta(
-                    [tunings * tuning],
-                    self.entities_declared_units,
-                    "finetune_delta, entities_declared_units",
-                    f"{tuning:.3g} for each of {tunings} models",
-                )
-                tuning = 0.0
-            elif tuned:
-                units = max(units, self.entities_declared_units)
-            vocabulary = self.vocabulary_delta if self.releases_private_words else 0.0
-            parts = [f"{vocabulary:.3g} for the vocabulary"] if vocabulary else []
-            parts.append(f"{self.delta:.3g} for training" + _each(models))
-            parts += [f"{tuning:.3g} for fine-tuning" + _each(tunings)] if tuning else []
-            phrases = self.phrases_delta if self.phrases_epsilon else 0.0
-            parts[:0] = [f"{phrases:.3g} for the phrases"] if phrases else []
-            refuse_large_delta(
-                [vocabulary, phrases, models * self.delta, tunings * tuning],
-                units,
-                "vocabulary_delta, delta, declared_units",
-                " + ".join(parts),
-            )
-        except PlanError as error:
-            raise ValueError(str(error)) from None
-
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.batch_size > self.declared_units:
@@ -586,8 +543,7 @@ class JobSettings(
                 "audit_canaries: a training from random weights has no earlier model that the "
                 "audit could compare it with"
             )
-        trainings = 1 + len(self.more_jobs())
-        self.refuse_large_deltas(trainings, trainings + len(self.epochs_kept))
+        self.more_jobs()  # refuses wrong points
         for name in ("public_learning_rate", "nonprivate_learning_rate"):
             try:
                 self.part(OptimizerConfig, learning_rate=getattr(self, name))
@@ -698,7 +654,3 @@ def _alike(one: JobSettings, other: JobSettings) -> bool:
     """Return whether two private trainings would have the same name."""
     pairs = [(getattr(one, name), getattr(other, name)) for name in MORE]
     return all(a == b if isinstance(a, str) else f"{a:g}" == f"{b:g}" for a, b in pairs)
-
-
-def _each(models: int) -> str:
-    return f" of each of {models} models" if models > 1 else ""

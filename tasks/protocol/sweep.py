@@ -236,10 +236,6 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             for point, *replicate in itertools.product(settings, seeds, tunings, folds)
         ]
 
-    def trainings(self) -> list[Point]:
-        """Return the private trainings; each is one release even if several points share it."""
-        return unique(point.training for point in self.points() if point.mode == "dp")
-
     def job(self, point: Point, **settings: Any) -> JobSettings:
         """Return the job's settings at one point, without seeds and fold."""
         training = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
@@ -321,9 +317,6 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
                 raise ValueError(f"two points differ by too little to be told apart: {name}")
         if len(points) > MOST_POINTS:
             raise ValueError(f"sweep_baselines: {len(points)} points, but at most {MOST_POINTS}")
-        private = [point for point in points if point.baseline is None]
-        trainings = self.sweep_trials if self.is_asked else len(self.trainings())
-        self.refuse_large_deltas(trainings, len(private))
         if self.is_asked:
             self._refuse_to_ask()
         if self.selection == "random-count" and self.sweep_epochs_from == "checkpoints":

@@ -35,6 +35,7 @@ from tasks.releases.charge import (
     charge,
     plan_until,
     planned_release,
+    plans_of,
     refuse_large_deltas,
     register_plans,
     training_plan,
@@ -274,17 +275,18 @@ TOO_MUCH: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", TOO_MUCH)
-def test_settings_with_a_too_large_total_delta_are_refused(wrong):
-    with pytest.raises(ValidationError, match="publishing one unit whole"):
-        JobSettings.model_validate(PRIVATE | wrong)
+def test_run_with_a_too_large_total_delta_is_refused_by_its_plan(wrong):
+    with pytest.raises(PlanError, match="publishing one unit whole"):
+        plans_of(budget_of_run(JobSettings.model_validate(PRIVATE | wrong)).charged)
 
 
 def test_total_delta_counts_all_points_of_a_sweep():
     twelve = PRIVATE | {"delta": 2e-5}
-    JobSettings.model_validate(twelve)
-    with pytest.raises(ValidationError, match="12 models"):
-        SweepSettings.model_validate(twelve)
-    SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model is released
+    plans_of(budget_of_run(JobSettings.model_validate(twelve)).charged)
+    with pytest.raises(PlanError, match="publishing one unit whole"):
+        plans_of(budget_of_run(SweepSettings.model_validate(twelve)).charged)
+    chosen = SweepSettings.model_validate(twelve | {"selection": "random-count"})
+    plans_of(budget_of_run(chosen).charged)  # one model is released
 
 
 def test_settings_never_underestimate_the_charged_delta():
