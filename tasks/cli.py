@@ -19,44 +19,9 @@ _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 _PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 _VERSION = tomllib.loads(_PROJECT.read_text())["project"]["version"]
 
-# Verbs by task, in the order in which a newcomer meets them: the module and function below
-# `tasks.commands`, and one line of help. No module is imported for the list of commands.
-TASKS = {
-    "Begin": {
-        "init": ("init_command:command", "Look at a file of notes, and write its settings."),
-        "demo": ("local_stack:demo", "Run the demo job through Airflow, and show its report."),
-        "doctor": ("doctor_command:command", "Check this machine, and suggest fixes."),
-    },
-    "Plan a budget": {
-        "advise": ("advise_command:command", "Recommend a plan for a privacy budget."),
-        "ledger": ("ledger_command:command", "Register and show the budgets of data sets."),
-        "epsilon": ("epsilon_command:command", "Compute ε of a DP-SGD training."),
-        "calibrate": ("epsilon_command:calibrate", "Compute the noise for a privacy target."),
-    },
-    "Train": {
-        "run": ("run_command:command", "Run a whole job or sweep here, without Airflow."),
-    },
-    "Results": {
-        "report": ("report_command:command", "Show the latest report's table and its page."),
-        "compare": ("compare_command:command", "Compare settings, ε and scores of runs."),
-        "errors": ("errors_command:command", "List a model's errors, for the operator."),
-        "export": ("export_command:command", "Copy a released model into a new folder."),
-    },
-    "Audit and evidence": {
-        "evidence": ("audit_command:evidence", "Write the evidence of a model's privacy."),
-        "audit": ("audit_command:audit", "Audit any model's claim."),
-        "audit-engine": ("audit_command:audit_engine", "Audit this installation."),
-        "paper-table": ("paper_table_command:command", "Recompute the papers' figures."),
-    },
-    "Serve": {
-        "up": ("local_stack:up", "Serve the Airflow and MLflow pages on this machine."),
-        "down": ("local_stack:down", "Stop the services that `up` started."),
-        "announce": ("local_stack:announce", "Announce a new version of a corpus to Airflow."),
-    },
-    "Maintain": {
-        "backup": ("local_stack:backup", "Copy the ledger, the seeds and MLflow's database."),
-    },
-}
+# Verbs by task. No module is imported for the list of commands.
+_TABLE = Path(__file__).with_name("commands") / "commands.toml"
+TASKS: dict[str, dict[str, list[str]]] = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
 COMMANDS = {verb: entry for verbs in TASKS.values() for verb, entry in verbs.items()}
 
 

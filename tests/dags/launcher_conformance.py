@@ -113,9 +113,7 @@ class LauncherConformance:
 
     # --- outcomes
 
-    def test_a_finished_step_answers_with_its_output_and_its_run(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_finished_step_answers_with_its_output_and_its_run(self, monkeypatch):
         operator = self.operator()
         told = [TrackedAt(url=URL), StepProgress(done=2, total=2)]
         answer = self.run(operator, [(0, told)], monkeypatch)
@@ -132,8 +130,8 @@ class LauncherConformance:
         ],
     )
     def test_bad_input_and_an_exceeded_budget_alone_are_not_tried_again(
-        self, code: int, words: str, never_again: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, code, words, never_again, monkeypatch
+    ):
         operator = self.operator()
         told = [TrackedAt(url=URL), Failed(exit_code=code, reason="what is wrong")]
         with pytest.raises(AirflowException, match=rf"^what is wrong \(.*{words}") as raised:
@@ -141,21 +139,17 @@ class LauncherConformance:
         assert isinstance(raised.value, AirflowFailException) is never_again
         assert operator.tracked_at == URL  # a failed step also has an MLflow run
 
-    def test_a_step_that_ended_without_a_word_is_said_so(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_step_that_ended_without_a_word_is_said_so(self, monkeypatch):
         with pytest.raises(AirflowException, match="it ended without a word"):
             self.run(self.operator(), [(1, [StepProgress(done=1, total=2)])], monkeypatch)
 
-    def test_step_that_reached_its_time_limit_continues_within_the_same_try(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_step_that_reached_its_time_limit_continues_within_the_same_try(self, monkeypatch):
         outcomes: list[Outcome] = [(75, []), (75, []), (0, [TrackedAt(url=URL)])]
         answer = self.run(self.operator(), outcomes, monkeypatch)
         assert outcomes == []
         assert answer["outputs"][0].startswith("store://")
 
-    def test_steps_of_one_task_run_in_their_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_steps_of_one_task_run_in_their_order(self, monkeypatch):
         names = ["phrases", "phrases_store", "written_text"]
         operator = self.operator(named=NamedSteps(name="x", steps=[(n, None) for n in names]))
         outcomes: list[Outcome] = [(0, []), (75, []), (0, []), (0, [TrackedAt(url=URL)])]
@@ -165,7 +159,7 @@ class LauncherConformance:
         assert answer["outputs"] == [PHRASES[name].output for name in names]
         assert operator.tracked_at == URL
 
-    def test_a_step_that_the_settings_switch_off_is_skipped(self) -> None:
+    def test_a_step_that_the_settings_switch_off_is_skipped(self):
         operator = self.operator()
         operator.task_id = "membership"
         with pytest.raises(AirflowSkipException):
@@ -174,9 +168,7 @@ class LauncherConformance:
     # --- arguments and variables
 
     @pytest.mark.parametrize("path", HOSTILE)
-    def test_the_command_is_a_list_of_the_same_words_whatever_a_form_holds(
-        self, path: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_command_is_a_list_of_the_same_words_whatever_a_form_holds(self, path, monkeypatch):
         settings = SETTINGS.model_dump() | {"private_path": f"/data/{path}"}
         spec = job_steps(JobSettings.model_validate(settings))["private_corpus"]
         words, _ = self.asked(work(spec, run_key=f"dp_bert/{path}/../../x"), monkeypatch)
@@ -187,9 +179,7 @@ class LauncherConformance:
     @pytest.mark.parametrize(
         "task", ["vocabulary", "private_store", "pretraining", "private_corpus", "report"]
     )
-    def test_only_steps_that_need_the_cluster_know_its_address(
-        self, task: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_only_steps_that_need_the_cluster_know_its_address(self, task, monkeypatch):
         names = ("CONFIDE_CLUSTER", "CONFIDE_CLUSTER_SECRETS", "CONFIDE_HOSTS")
         for name, value in zip(names, ("ray-head:6379", "/secrets", "2"), strict=True):
             monkeypatch.setenv(name, value)
@@ -204,9 +194,7 @@ class LauncherConformance:
         assert "CONFIDE_CLUSTER_SECRETS" not in variables
 
     @pytest.mark.parametrize("task", sorted(JOB))
-    def test_step_receives_only_the_variables_that_it_needs(
-        self, task: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_step_receives_only_the_variables_that_it_needs(self, task, monkeypatch):
         spec = JOB[task]
         held, (_, variables) = spec.needs, self.asked(work(spec), monkeypatch)
         assert variables["CONFIDE_MESSAGES"]
@@ -238,9 +226,7 @@ class IsolatedLauncherConformance(LauncherConformance):
         raise NotImplementedError
 
     @pytest.mark.parametrize("place", ["ray-head:6379", "local:2", "pool", ""])
-    def test_step_receives_only_the_volumes_and_secrets_that_it_needs(
-        self, place: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_step_receives_only_the_volumes_and_secrets_that_it_needs(self, place, monkeypatch):
         """Only a cluster of other machines has secrets."""
         monkeypatch.setenv("CONFIDE_CLUSTER", place)
         withheld = set() if place.endswith(":6379") else {Need.CLUSTER}

@@ -158,7 +158,7 @@ class TestDocker(IsolatedLauncherConformance):
         finally:
             assert len(engine.removed) == expected  # no container outlives the task
 
-    def test_a_container_has_no_rights_and_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_container_has_no_rights_and_a_lease(self, monkeypatch):
         monkeypatch.setenv("FAKE_MORE", "1")
         monkeypatch.setenv("CONFIDE_FORWARDED_ENVIRONMENT", "FAKE_MORE")
         options = self.started(work(JOB["vocabulary"]), monkeypatch)
@@ -168,16 +168,14 @@ class TestDocker(IsolatedLauncherConformance):
         assert options["host_config"]["cap_drop"] == ["ALL"]
         assert options["host_config"]["init"] is True
 
-    def test_a_container_that_was_too_large_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_container_that_was_too_large_says_so(self, monkeypatch):
         engine = Engine([(137, [])])
         engine.killed_for_memory = True
         monkeypatch.setattr(DockerStep, "cli", engine)
         with pytest.raises(AirflowException, match="out of memory"):
             self.operator().execute(context())
 
-    def test_no_container_has_the_ledger_s_password_for_want_of_a_reader(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_no_container_has_the_ledger_s_password_for_want_of_a_reader(self, monkeypatch):
         monkeypatch.delenv("CONFIDE_LEDGER_READER")
         with pytest.raises(AirflowFailException, match="CONFIDE_LEDGER_READER is not"):
             self.started(work(JOB["private_corpus"]), monkeypatch)
@@ -187,7 +185,7 @@ class TestDocker(IsolatedLauncherConformance):
 # --- variables of the deployment
 
 
-def test_mounts_are_volumes_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mounts_are_volumes_and_folders(monkeypatch):
     monkeypatch.setenv(MOUNTS, " home:/var/lib/confide  /srv/notes:/data:ro ")
     volume, folder = mounts(MOUNTS)
     home = {"Type": "volume", "Source": "home", "Target": "/var/lib/confide"}
@@ -205,16 +203,14 @@ def test_mounts_are_volumes_and_folders(monkeypatch: pytest.MonkeyPatch) -> None
         ("x:/var/lib", "CONFIDE_DOCKER_SEEDS"),
     ],
 )
-def test_invalid_mounts_and_seeds_for_every_step_are_refused(
-    monkeypatch: pytest.MonkeyPatch, word: str, reason: str
-) -> None:
+def test_invalid_mounts_and_seeds_for_every_step_are_refused(monkeypatch, word, reason):
     monkeypatch.setenv(MOUNTS, f"home:/var/lib/confide {word}")
     with pytest.raises(ValueError, match=reason):
         for_every_step(MOUNTS)
 
 
 @pytest.mark.parametrize(("word", "count"), [("all", -1), ("2", 2)])
-def test_container_requests_the_configured_gpus(word: str, count: int) -> None:
+def test_container_requests_the_configured_gpus(word, count):
     assert gpus("") is None
     assert [request["Count"] for request in gpus(word) or []] == [count]
 
@@ -230,13 +226,13 @@ def test_container_requests_the_configured_gpus(word: str, count: int) -> None:
         (b"", []),
     ],
 )
-def test_output_is_read_line_by_line(output: bytes, lines: list[str]) -> None:
+def test_output_is_read_line_by_line(output, lines):
     assert list(whole_lines([(output, None)])) == [(True, line) for line in lines]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_cut_and_no_mixture_changes_a_line(size: int, seed: int) -> None:
+def test_no_cut_and_no_mixture_changes_a_line(size, seed):
     chance = random.Random(seed)
     lines: dict[bool, list[str]] = {
         True: ["gs://bucket/result.json", "naïve — 数", "x" * 90],
@@ -322,13 +318,7 @@ def fake(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 @pytest.mark.parametrize("longest", [launcher.LONGEST_ARGUMENT, 10])
-def test_a_finished_step_answers_and_leaves_nothing(
-    engine: Any,
-    fake: Callable[..., DockerStep],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    longest: int,
-) -> None:
+def test_a_finished_step_answers_and_leaves_nothing(engine, fake, monkeypatch, capsys, longest):
     """A spec that is too long for an argument travels as a file."""
     monkeypatch.setattr(launcher, "LONGEST_ARGUMENT", longest)
     if longest == 10:
@@ -343,9 +333,7 @@ def test_a_finished_step_answers_and_leaves_nothing(
     assert bool(in_log) == (longest == 10)
 
 
-def test_a_failed_step_says_why_and_leaves_nothing(
-    engine: Any, fake: Callable[..., DockerStep]
-) -> None:
+def test_a_failed_step_says_why_and_leaves_nothing(engine, fake):
     with pytest.raises(AirflowFailException, match=r"^the last line \(exit code 2"):
         fake("2").execute(context())
     step = fake()
@@ -384,9 +372,7 @@ def worker(engine: Any, way: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_worker_killed_without_a_word_leaves_nothing_running(
-    engine: Any, fake: Callable[..., DockerStep]
-) -> None:
+def test_a_worker_killed_without_a_word_leaves_nothing_running(engine, fake):
     fake()  # sets the environment that the worker inherits
     process = worker(engine, "die")
     process.send_signal(signal.SIGKILL)
@@ -401,9 +387,7 @@ def test_a_worker_killed_without_a_word_leaves_nothing_running(
     assert containers(engine) == []
 
 
-def test_a_cancelled_task_removes_its_container(
-    engine: Any, fake: Callable[..., DockerStep]
-) -> None:
+def test_a_cancelled_task_removes_its_container(engine, fake):
     fake()
     process = worker(engine, "kill")
     process.terminate()

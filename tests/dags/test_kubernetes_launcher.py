@@ -79,9 +79,7 @@ def rendered(step: KubernetesStep, device: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:8", "tpu"])
-def test_pod_fits_the_schema_and_has_no_root_no_password_and_the_device(
-    step: KubernetesStep, device: str
-) -> None:
+def test_pod_fits_the_schema_and_has_no_root_no_password_and_the_device(step, device):
     manifest = rendered(step, device)
     assert unknown_fields(template(device), "V1Pod", "pod") == []
     assert unknown_fields(manifest, "V1Pod", "pod") == []
@@ -101,7 +99,7 @@ def test_pod_fits_the_schema_and_has_no_root_no_password_and_the_device(
         assert spec["serviceAccountName"] == "confide-steps"
 
 
-def test_the_schema_check_can_fail() -> None:
+def test_the_schema_check_can_fail():
     pod = template("tpu")
     pod["spec"]["nodeSelectors"] = pod["spec"].pop("nodeSelector")
     pod["spec"]["containers"][0]["resources"]["limits"]["google.com/tpu"] = 8
@@ -113,16 +111,14 @@ def test_the_schema_check_can_fail() -> None:
     ]
 
 
-def test_a_run_s_name_cannot_ask_the_cluster_for_a_secret(step: KubernetesStep) -> None:
+def test_a_run_s_name_cannot_ask_the_cluster_for_a_secret(step):
     step.describe(work_on(work("cpu").spec, run_key="dp_bert/$(CONFIDE_LEDGER)"))
     pod = step.build_pod_request_obj(dry_run=True)
     (told,) = [e.value for e in pod.spec.containers[0].env if e.name == "CONFIDE_RUN_CONTEXT"]
     assert "dp_bert/$$(CONFIDE_LEDGER)" in told
 
 
-def test_a_deployment_s_own_templates_win(
-    step: KubernetesStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deployment_s_own_templates_win(step, tmp_path, monkeypatch):
     own = Path("dags/launcher/pods/cpu.yaml").read_text().replace("confide-steps", "their-steps")
     (tmp_path / "cpu.yaml").write_text(own)
     granted = Path("dags/launcher/pods/granted.yaml").read_text().replace("-ledger", "-db")
@@ -138,9 +134,7 @@ def test_a_deployment_s_own_templates_win(
 
 
 @pytest.mark.parametrize("hosts", ["2", ""])
-def test_accelerators_of_a_training_on_hosts_belong_to_the_cluster(
-    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch, hosts: str
-) -> None:
+def test_accelerators_of_a_training_on_hosts_belong_to_the_cluster(step, monkeypatch, hosts):
     monkeypatch.setenv("CONFIDE_CLUSTER", "confide-head-svc:6379")
     monkeypatch.setenv("CONFIDE_HOSTS", hosts)
     spec = work("tpu").spec.model_copy(update={"device": "tpu"})
@@ -232,9 +226,7 @@ class TestKubernetes(IsolatedLauncherConformance):
             assert len(set(names)) == len(names) == expected
             return answer
 
-    def test_reason_without_a_message_of_the_step_comes_from_the_cluster(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_reason_without_a_message_of_the_step_comes_from_the_cluster(self, monkeypatch):
         operator = self.operator()
         quiet(operator, Cluster(), monkeypatch)
         pod = ended(137, "not a message", "OOMKilled")
@@ -242,8 +234,8 @@ class TestKubernetes(IsolatedLauncherConformance):
             operator.cleanup(pod, pod)  # type: ignore[attr-defined]
 
     def test_seeds_for_every_pod_and_needs_without_a_section_are_refused(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+        self, monkeypatch, tmp_path
+    ):
         own = template("cpu")
         own["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = SEEDS_AT
         (tmp_path / "cpu.yaml").write_text(str(own))  # valid YAML
@@ -294,8 +286,8 @@ def pod(phase: str) -> models.V1Pod:
 
 @pytest.mark.parametrize(("phase", "made"), [("Running", 0), ("Pending", 0), ("Failed", 1)])
 def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
-    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch, phase: str, made: int
-) -> None:
+    step, monkeypatch, phase, made
+):
     """No step runs twice at a time; a release is charged by its spec, not by its pod."""
     cluster = Cluster([pod(phase)])
     monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
@@ -311,9 +303,7 @@ def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
     assert "try_number" not in cluster.asked  # so that the pod of an earlier try is found too
 
 
-def test_a_cancelled_task_deletes_its_pod(
-    step: KubernetesStep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_task_deletes_its_pod(step, monkeypatch):
     cluster = Cluster()
     monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
     step.pod = pod("Running")

@@ -16,13 +16,13 @@ def reads_from_outside(spec: StepSpec) -> bool:
     return any(named.values())
 
 
-def test_every_step_has_one_spec_that_declares_its_privileges() -> None:
+def test_every_step_has_one_spec_that_declares_its_privileges():
     files = (CHECKOUT / "tasks" / "steps").glob("*_step.py")
     assert {file.stem.removesuffix("_step") for file in files} == set(STEP_CLASSES)
     assert all("privileges" in vars(kind) for kind in STEP_CLASSES.values())
 
 
-def test_who_reads_files_from_outside_holds_no_seed_and_no_password() -> None:
+def test_who_reads_files_from_outside_holds_no_seed_and_no_password():
     readers = {name: spec.needs for name, spec in JOB.items() if reads_from_outside(spec)}
     assert set(readers) == {"private_corpus", "public_corpus", "entities", "public_pretraining"}
     for name, held in readers.items():
@@ -31,13 +31,13 @@ def test_who_reads_files_from_outside_holds_no_seed_and_no_password() -> None:
 
 
 @pytest.mark.parametrize("mode", ["dp", "nonprivate"])
-def test_no_hand_made_spec_has_seeds_and_files_from_outside(mode: str) -> None:
+def test_no_hand_made_spec_has_seeds_and_files_from_outside(mode):
     body = JOB["pretraining"].model_dump() | {"mode": mode, "public_model": "/data/model"}
     with pytest.raises(ValueError, match="public_model"):
         _ADAPTER.validate_python(body)
 
 
-def test_who_reads_no_file_from_outside_is_not_shown_any() -> None:
+def test_who_reads_no_file_from_outside_is_not_shown_any():
     """The exception is `budget`, which computes digests of the run's files, but parses none."""
     assert JOB["budget"].needs == {Need.SOURCES, Need.CHARGING}
     others = [
@@ -47,7 +47,7 @@ def test_who_reads_no_file_from_outside_is_not_shown_any() -> None:
     assert not [spec.step for spec in others if Need.SOURCES in spec.needs]
 
 
-def test_the_cluster_is_for_steps_that_read_corpora_or_train_and_parse_nothing() -> None:
+def test_the_cluster_is_for_steps_that_read_corpora_or_train_and_parse_nothing():
     """Cluster secrets allow code execution where private text is read, so no parser has them."""
     told = {spec.step for spec in JOB.values() if Need.CLUSTER in spec.needs}
     assert told == {"vocabulary", "token_store", "pretrain"}

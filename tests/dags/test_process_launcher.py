@@ -94,9 +94,7 @@ def _kept(store: Path, output: str) -> bytes:
     return (store / output.removeprefix("store://") / "spec.json").read_bytes()
 
 
-def test_a_step_answers_with_publishable_numbers_only(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_answers_with_publishable_numbers_only(store, capsys):
     operator = ProcessStep(task_id="pretraining", plan=plan)
     spec = plan({}, None)["pretraining"]
     metrics = {"epsilon": 1.5}  # without `loss`, which is for operators
@@ -104,9 +102,7 @@ def test_a_step_answers_with_publishable_numbers_only(
     assert "pretraining: working" in capsys.readouterr().out  # the step's log
 
 
-def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(store, monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     context = context_of({"seed": 7})
     ProcessStep(task_id="canaries", plan=plan).execute(context)
@@ -131,9 +127,7 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
     [(PRIVATE, False), (PRIVATE | {"selection": "random-count"}, True),
      ({"selection": "random-count"}, False)],
 )  # fmt: skip
-def test_every_task_of_a_private_selection_hides_its_count(
-    store: Path, changes: dict[str, str], hides: bool
-) -> None:
+def test_every_task_of_a_private_selection_hides_its_count(store, changes, hides):
     """Even tasks without private training do so, because their times depend on the count."""
     params = {"sweep_baselines": "public-training"} | changes
     context = context_of(params)
@@ -145,7 +139,7 @@ def test_every_task_of_a_private_selection_hides_its_count(
         assert work_of(name, its_plan, context, point).context.hides_count is hides, name
 
 
-def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
+def test_a_spec_too_long_for_an_argument_goes_by_file(store):
     grid = ",".join(f"{1 + i / 100:g}" for i in range(250))
     settings = {"sweep_noise_multipliers": grid, "sweep_batch_sizes": "256", "sweep_epochs": "5"}
     settings["delta"] = 1e-8  # the delta of all points together must be below 1/units
@@ -158,9 +152,7 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
     assert len(spec_from_json(_kept(store, answer["outputs"][0])).points) == 250
 
 
-def test_cancelling_ends_the_step_and_its_child_processes(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelling_ends_the_step_and_its_child_processes(store, monkeypatch):
     script = (
         "#!/bin/sh\ntrap '' TERM\n(trap '' TERM; while :; do sleep 0.1; done) &\n"
         f"echo $! > {store}/child\necho $$ > {store}/step\nwait\n"
@@ -178,7 +170,7 @@ def test_cancelling_ends_the_step_and_its_child_processes(
     wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
 
 
-def test_a_worker_that_is_killed_leaves_no_step_running(store: Path) -> None:
+def test_a_worker_that_is_killed_leaves_no_step_running(store):
     script = interpreter(store, f"#!/bin/sh\necho $$ > {store}/step\nexec sleep 60\n")
     program = (
         "from launcher_conformance import plan, context_of\n"

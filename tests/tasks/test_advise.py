@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Confide, set_options
+from command_line import set_options
 from release_examples import bench_of
 from spec_examples import run
 
@@ -32,7 +32,6 @@ from tasks.releases.training_advice import (
     calibrated,
     changed,
 )
-from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
 SMALL = JobSettings(
@@ -262,8 +261,8 @@ def settings(tmp_path: Path) -> list[str]:
 
 
 def test_advised_plan_of_a_whole_budget_is_admitted_by_every_verb(
-    confide: Confide, settings: list[str], deployment: Deployment, tmp_path: Path
-) -> None:
+    confide, settings, deployment, tmp_path
+):
     registered = confide.register(dataset="ward")
     assert registered["way"] is None
     assert registered["ways"]["one plan"] == {"rho": 8.0, "delta": 1e-5}
@@ -297,9 +296,7 @@ def test_advised_plan_of_a_whole_budget_is_admitted_by_every_verb(
         refuse_unfit_plans(context, budget_of_run(other).charged)
 
 
-def test_advice_fits_the_part_of_a_budget_that_is_left(
-    confide: Confide, settings: list[str], deployment: Deployment, tmp_path: Path
-) -> None:
+def test_advice_fits_the_part_of_a_budget_that_is_left(confide, settings, deployment, tmp_path):
     confide.register(dataset="ward")
     ledger = Ledger.open(deployment.ledger)
     spent = Entry("ward", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, "earlier")
@@ -313,9 +310,7 @@ def test_advice_fits_the_part_of_a_budget_that_is_left(
 
 
 @pytest.mark.parametrize("room", [0.9, 0.5, 0.1])
-def test_largest_epsilon_that_the_filter_admits_is_advised(
-    monkeypatch: pytest.MonkeyPatch, room: float
-) -> None:
+def test_largest_epsilon_that_the_filter_admits_is_advised(monkeypatch, room):
     """The largest ε is known, because the charge of this filter is the square of ε."""
     plans: dict[float, Any] = {}
 
@@ -338,12 +333,8 @@ def test_largest_epsilon_that_the_filter_admits_is_advised(
 
 
 def test_run_above_the_budget_ends_with_exit_code_3(
-    deployment: Deployment,
-    as_in_a_process: None,
-    no_mlflow: None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    deployment, as_in_a_process, no_mlflow, tmp_path, capsys
+):
     (tmp_path / "notes" / "a").mkdir(parents=True)
     (tmp_path / "notes" / "a" / "1.txt").write_text("pain")
     job = JobSettings(
@@ -362,9 +353,7 @@ def test_run_above_the_budget_ends_with_exit_code_3(
 
 
 @pytest.mark.usefixtures("as_in_a_process", "no_mlflow")
-def test_data_set_without_a_budget_is_refused_before_reading(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_data_set_without_a_budget_is_refused_before_reading(capsys):
     job = JobSettings(private_format="text", private_path="/absent", private_dataset="notes")
     assert run(job_steps(job)["budget"]) == 2
     assert "confide ledger register notes" in capsys.readouterr().err

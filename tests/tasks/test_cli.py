@@ -7,11 +7,10 @@ import signal
 import sys
 import time
 import tomllib
-from pathlib import Path
 
 import pytest
 from child_processes import completed
-from command_line import Confide, set_options
+from command_line import set_options
 
 from dp_core.errors import OUT_OF_MEMORY, fault_line
 from dp_core.privacy.accounting.accountants import gaussian_epsilon
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("at_home")
 ON_NOTES = {"private_format": "text", "private_path": "/notes", "private_dataset": "notes"}
 
 
-def test_calibrated_noise_reaches_its_target(confide: Confide) -> None:
+def test_calibrated_noise_reaches_its_target(confide):
     target = ["--epsilon", "2", "--delta", "1e-5", "--sampling-rate", "0.02"]
     answer = confide.json("calibrate", "training", *target, "--steps", "200")
     assert 1.98 <= answer["epsilon"] <= 2
@@ -50,9 +49,7 @@ def test_calibrated_noise_reaches_its_target(confide: Confide) -> None:
         ("shuffled", "zero-out-one"),
     ],
 )
-def test_each_sampling_is_calibrated_under_its_neighbouring_relation(
-    confide: Confide, sampling: str, neighbours: str
-) -> None:
+def test_each_sampling_is_calibrated_under_its_neighbouring_relation(confide, sampling, neighbours):
     options = f"--delta 1e-5 --sampling-rate 0.05 --sampling {sampling}".split()
     command = ["calibrate", "training", "--epsilon", "4", *options]
     calibrated = confide.json(*command, "--steps", "40")
@@ -65,7 +62,7 @@ def test_each_sampling_is_calibrated_under_its_neighbouring_relation(
     assert back["steps"] == (40 if sampling != "shuffled" else 40 // 20 * 20)
 
 
-def test_sampling_rate_without_a_whole_batch_is_refused(confide: Confide) -> None:
+def test_sampling_rate_without_a_whole_batch_is_refused(confide):
     words = "epsilon --sampling fixed-size --units 100 --noise-multiplier 1 --steps 5"
     common = [*words.split(), "--delta", "1e-3", "--sampling-rate"]
     # rounding to 0.01 would yield an ε that is too small
@@ -75,7 +72,7 @@ def test_sampling_rate_without_a_whole_batch_is_refused(confide: Confide) -> Non
     assert "not between 0 and 1/100" in confide(*common, "0.02")[2]
 
 
-def test_calibrated_vocabulary_has_a_lower_threshold_than_the_paper(confide: Confide) -> None:
+def test_calibrated_vocabulary_has_a_lower_threshold_than_the_paper(confide):
     words = "calibrate vocabulary --epsilon 0.5178 --delta 1e-9 --tuple-words 256"
     answer = confide.json(*words.split())
     assert answer["threshold"] < 1369  # the threshold that σ = 200 needs
@@ -90,7 +87,7 @@ def test_calibrated_vocabulary_has_a_lower_threshold_than_the_paper(confide: Con
     assert "delta_earned, not delta" in shown
 
 
-def test_data_set_is_registered_once_by_command(confide: Confide) -> None:
+def test_data_set_is_registered_once_by_command(confide):
     confide.register()
     answer = confide.json("ledger")["notes"]
     assert (answer["epsilon"], answer["share"]) == (8, 0)
@@ -99,9 +96,7 @@ def test_data_set_is_registered_once_by_command(confide: Confide) -> None:
     assert "notes" in confide.refused(*other.split())
 
 
-def test_cost_shows_the_way_and_exits_with_3_if_the_run_does_not_fit(
-    confide: Confide, tmp_path: Path
-) -> None:
+def test_cost_shows_the_way_and_exits_with_3_if_the_run_does_not_fit(confide, tmp_path):
     confide.register(epsilon=12)
     (tmp_path / "settings.json").write_text(json.dumps(ON_NOTES))
     words = ["ledger", "cost", "--settings", tmp_path / "settings.json"]
@@ -116,9 +111,7 @@ def test_cost_shows_the_way_and_exits_with_3_if_the_run_does_not_fit(
     assert cheap["new_releases"] == cheap["releases"] == 2
 
 
-def test_cost_of_made_up_data_needs_no_registration(
-    confide: Confide, deployment: Deployment
-) -> None:
+def test_cost_of_made_up_data_needs_no_registration(confide, deployment):
     words = ["ledger", "cost"]
     first = confide.json(*words)
     assert (first["fits"], first["charge"], first["new_releases"]) == (True, None, 2)
@@ -133,9 +126,7 @@ def test_cost_of_made_up_data_needs_no_registration(
     ("source", "note"),
     [("public", "costs nothing (ε 0)"), ("nonprivate", "finite ε"), ("public+private", "")],
 )
-def test_cost_names_a_vocabulary_that_is_not_charged(
-    confide: Confide, deployment: Deployment, source: str, note: str
-) -> None:
+def test_cost_names_a_vocabulary_that_is_not_charged(confide, deployment, source, note):
     words = ["ledger", "cost", "--set", f"vocabulary_source={source}"]
     text = confide(*words)[1]
     assert note in text and ("The vocabulary" in text) is bool(note)
@@ -143,7 +134,7 @@ def test_cost_names_a_vocabulary_that_is_not_charged(
     assert answer["new_releases"] == (1 if note else 2)
 
 
-def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployment) -> None:
+def test_cost_of_a_registered_run_is_zero(confide, deployment):
     confide.register(epsilon=12)
     words = ["ledger", "cost", *set_options(**ON_NOTES)]
     before, settings = confide.json(*words), JobSettings.model_validate(ON_NOTES)
@@ -159,8 +150,8 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
 
 
 def test_ledger_shows_history_remaining_budget_and_whether_the_last_run_fits_again(
-    confide: Confide, deployment: Deployment
-) -> None:
+    confide, deployment
+):
     assert "No data set" in confide("ledger")[1]
     confide.register("--order", "inf", epsilon=2)
     ledger, event = Ledger.open(deployment.ledger), PoissonGaussian.single(1.0, 5.0, 1)
@@ -181,8 +172,8 @@ def test_ledger_shows_history_remaining_budget_and_whether_the_last_run_fits_aga
 
 
 def test_run_names_for_withdraw_are_not_truncated_on_a_narrow_terminal(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, deployment: Deployment
-) -> None:
+    confide, monkeypatch, deployment
+):
     monkeypatch.setenv("COLUMNS", "80")
     ledger, event = Ledger.open(deployment.ledger), PoissonGaussian.single(0.01, 2.0, 10)
     entries = []
@@ -199,7 +190,7 @@ def test_run_names_for_withdraw_are_not_truncated_on_a_narrow_terminal(
         assert "…" not in shown
 
 
-def test_planned_run_can_be_withdrawn(confide: Confide, deployment: Deployment) -> None:
+def test_planned_run_can_be_withdrawn(confide, deployment):
     assert confide.register("--order", "inf")["renyi_order"] == "infinity"
     event = PoissonGaussian.single(0.01, 2.0, 10)
     Ledger.open(deployment.ledger).register_plan(
@@ -222,9 +213,7 @@ def test_planned_run_can_be_withdrawn(confide: Confide, deployment: Deployment) 
          "--cap 1152", 2.77),
     ],
 )  # fmt: skip
-def test_epsilon_of_samplings_and_schedules_matches_reference_values(
-    confide: Confide, words: str, reference: float
-) -> None:
+def test_epsilon_of_samplings_and_schedules_matches_reference_values(confide, words, reference):
     common = ["epsilon", "--noise-multiplier", "1", "--delta", "1e-6", "--group", "3"]
     answer = confide.json(*common, *words.split())
     assert answer["epsilon_pld"] == pytest.approx(reference, rel=0.01)
@@ -277,9 +266,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "n" * 65], "64 at most"),
     ],
 )
-def test_error_is_one_line_with_exit_code_2(
-    confide: Confide, words: list[str], reason: str
-) -> None:
+def test_error_is_one_line_with_exit_code_2(confide, words, reason):
     assert reason in confide.refused(*words)
 
 
@@ -288,8 +275,8 @@ def test_error_is_one_line_with_exit_code_2(
     [("file", "be made ("), ("file/below", "be made ("), ("", "be written")],
 )
 def test_home_that_cannot_be_created_or_written_is_refused(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, reason: str
-) -> None:
+    confide, monkeypatch, tmp_path, place, reason
+):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / place))
     if not place:
@@ -298,7 +285,7 @@ def test_home_that_cannot_be_created_or_written_is_refused(
     assert "CONFIDE_HOME: " in err and f"cannot {reason}" in err
 
 
-def test_confide_without_a_command_lists_the_commands_by_task(confide: Confide) -> None:
+def test_confide_without_a_command_lists_the_commands_by_task(confide):
     _, out, err = confide()
     assert "confide: Usage" not in out + err
     for task, verbs in cli.TASKS.items():
@@ -307,7 +294,7 @@ def test_confide_without_a_command_lists_the_commands_by_task(confide: Confide) 
 
 
 @pytest.mark.parametrize("verb", cli.COMMANDS)
-def test_every_command_shows_an_example_that_it_understands(confide: Confide, verb: str) -> None:
+def test_every_command_shows_an_example_that_it_understands(confide, verb):
     code, shown, _ = confide(verb, "--help")
     examples = shown.partition("Example:\n")[2].splitlines()
     assert code == 0 and examples and max(map(len, shown.splitlines())) <= 80
@@ -321,18 +308,16 @@ def test_every_command_shows_an_example_that_it_understands(confide: Confide, ve
     ("words", "suggestion"),
     [(["reprot"], "report"), (["run", "--prest"], "--preset"), (["ledger", "regster"], "register")],
 )
-def test_mistyped_command_or_option_gets_a_suggestion(
-    confide: Confide, words: list[str], suggestion: str
-) -> None:
+def test_mistyped_command_or_option_gets_a_suggestion(confide, words, suggestion):
     assert f"'{suggestion}'" in confide.refused(*words)
 
 
-def test_version_is_that_of_the_project(confide: Confide) -> None:
+def test_version_is_that_of_the_project(confide):
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     assert confide("--version")[1] == f"confide {project['version']}\n"
 
 
-def test_shell_completion_offers_commands_and_options() -> None:
+def test_shell_completion_offers_commands_and_options():
     def completions(words: str, position: int) -> set[str]:
         asked = {"COMP_WORDS": words, "COMP_CWORD": str(position)}
         variables = os.environ | asked | {"_CONFIDE_COMPLETE": "bash_complete"}
@@ -346,9 +331,7 @@ def test_shell_completion_offers_commands_and_options() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_tables_break_lines_between_words_and_keep_every_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
-) -> None:
+def test_tables_break_lines_between_words_and_keep_every_word(monkeypatch, capsys, width):
     """Rows of which the longest words do not fit next to each other become lists."""
     monkeypatch.setenv("COLUMNS", str(width))
     words = ["a-name-of-twenty-four-xx", "add-or-remove-one", "reconstructed"]
@@ -362,9 +345,7 @@ def test_tables_break_lines_between_words_and_keep_every_word(
 
 
 @pytest.mark.parametrize("released", [True, False])
-def test_failed_run_states_whether_anything_was_spent(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, released: bool
-) -> None:
+def test_failed_run_states_whether_anything_was_spent(confide, monkeypatch, released):
     def fails(job: Job, deployment: Deployment, watch: object) -> JobOutcome:
         ledger = Ledger.open(deployment.ledger)
         ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
@@ -385,9 +366,7 @@ def test_failed_run_states_whether_anything_was_spent(
         assert err.endswith("confide: nothing was spent: the run has released nothing\n")
 
 
-def test_doctor_reports_faults_with_their_fix(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, untracked: Deployment
-) -> None:
+def test_doctor_reports_faults_with_their_fix(confide, monkeypatch, untracked):
     monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
     untracked.seeds.mkdir(mode=0o755)
     untracked.seeds.chmod(0o755)
@@ -400,9 +379,7 @@ def test_doctor_reports_faults_with_their_fix(
     assert findings["store"]["ok"] and findings["ledger"]["ok"]
 
 
-def test_doctor_prints_no_password(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, untracked: Deployment
-) -> None:
+def test_doctor_prints_no_password(confide, monkeypatch, untracked):
     monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
     monkeypatch.setenv("CONFIDE_LEDGER", "postgresql+psycopg2://confide:hunter2@127.0.0.1:1/ledger")
     _, out, err = confide("doctor")
@@ -419,9 +396,7 @@ def test_doctor_prints_no_password(
          {"scipy", "sklearn"}),
     ],
 )  # fmt: skip
-def test_steps_with_a_result_and_light_commands_import_no_heavy_libraries(
-    words: list[str], permitted: set[str]
-) -> None:
+def test_steps_with_a_result_and_light_commands_import_no_heavy_libraries(words, permitted):
     module = "cli" if words else "execution.contract"
     script = (
         f"import sys, tasks.{module} as module\n"
@@ -435,9 +410,7 @@ def test_steps_with_a_result_and_light_commands_import_no_heavy_libraries(
     assert set(ast.literal_eval(done.stderr.strip().splitlines()[-1])) <= permitted
 
 
-def test_exhausted_memory_ends_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_exhausted_memory_ends_with_one_line(monkeypatch, capfd):
     """The same line is printed if no memory is left to build it."""
 
     def exhausted(*_: object, **__: object) -> None:
@@ -451,14 +424,14 @@ def test_exhausted_memory_ends_with_one_line(
     assert capfd.readouterr().err == f"confide: {OUT_OF_MEMORY}\n"
 
 
-def test_import_errors_by_exhausted_memory_are_reported_as_such() -> None:
+def test_import_errors_by_exhausted_memory_are_reported_as_such():
     unmapped = ImportError("libx.so: failed to map segment from shared object")
     for error in (MemoryError(), unmapped, OSError(errno.ENOMEM, "Cannot allocate memory")):
         assert fault_line(error) == OUT_OF_MEMORY
     assert fault_line(ImportError("no module named x")) != OUT_OF_MEMORY
 
 
-def test_faults_with_little_memory_read_no_source_file() -> None:
+def test_faults_with_little_memory_read_no_source_file():
     """The handler of `MemoryError` must not need memory for the lines of a traceback."""
     script = (
         "import resource, sys\n"
@@ -475,8 +448,8 @@ def test_faults_with_little_memory_read_no_source_file() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_run_states_that_the_same_command_continues_it(
-    monkeypatch: pytest.MonkeyPatch, confide: Confide, at_home: None, number: signal.Signals
-) -> None:
+    monkeypatch, confide, at_home, number
+):
     def stopped(*_: object) -> None:
         os.kill(os.getpid(), number)
         time.sleep(5)

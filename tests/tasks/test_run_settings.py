@@ -2,10 +2,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from command_line import Confide, set_options
+from command_line import set_options
 
 from dp_core.errors import BadInput
 from tasks.commands import run_command
@@ -47,9 +47,7 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
         (b'{"device": true}', "device: true is not a number or text"),
     ],
 )
-def test_invalid_or_ambiguous_settings_file_is_refused(
-    confide: Confide, tmp_path: Path, content: str | bytes, reason: str
-) -> None:
+def test_invalid_or_ambiguous_settings_file_is_refused(confide, tmp_path, content, reason):
     file = tmp_path / "settings.json"
     if isinstance(content, bytes):
         file.write_bytes(content)
@@ -60,7 +58,7 @@ def test_invalid_or_ambiguous_settings_file_is_refused(
     assert reason in confide.refused("run", "--settings", file)
 
 
-def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
+def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path):
     (tmp_path / "s.json").write_text('{"weight_decay": 0.5, "epochs": 20, "layers": 3}')
     file = tmp_path / "s.json"
     settings = settings_of_options(JobSettings, "large-batches", file, ["layers=4"])
@@ -101,7 +99,7 @@ def settings_of_preset(preset: str) -> JobSettings:
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_every_preset_is_valid_with_the_paper_values(preset: str) -> None:
+def test_every_preset_is_valid_with_the_paper_values(preset):
     settings, paper = settings_of_preset(preset), preset.partition("-")[0]
     if "tiny" in preset:
         assert settings.made_up and settings.device == "cpu"
@@ -116,7 +114,7 @@ def test_every_preset_is_valid_with_the_paper_values(preset: str) -> None:
             assert settings.membership_units and len(settings.kept_updates("dp")) == 2
 
 
-def test_regimes_of_kerrigan_are_a_job_and_a_sweep_of_the_same_training() -> None:
+def test_regimes_of_kerrigan_are_a_job_and_a_sweep_of_the_same_training():
     job, sweep = settings_of_preset("kerrigan2020"), settings_of_preset("kerrigan2020-sweep")
     more = [(regime.noise_multiplier, regime.private_start) for regime in job.more_jobs()]
     assert (more, job.delta) == ([(0.1, "public"), (1.1, "fresh")], 1e-5)
@@ -152,14 +150,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_missing_path_is_refused_before_the_run_starts(
-    confide: Confide,
-    monkeypatch: pytest.MonkeyPatch,
-    steps: list[str],
-    tmp_path: Path,
-    field: str,
-    launcher: str,
-    more: dict[str, str],
-) -> None:
+    confide, monkeypatch, steps, tmp_path, field, launcher, more
+):
     monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("Fever is common.")
@@ -172,9 +164,7 @@ def test_missing_path_is_refused_before_the_run_starts(
 
 
 @pytest.mark.parametrize(("launcher", "starts"), [("process", 0), ("docker", 1)])
-def test_demo_checks_paths_only_with_the_process_launcher(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, launcher: str, starts: int
-) -> None:
+def test_demo_checks_paths_only_with_the_process_launcher(confide, monkeypatch, launcher, starts):
     started: list[JobSettings] = []
 
     def start(deployment: Deployment, settings: JobSettings, console: object) -> str:
@@ -189,12 +179,12 @@ def test_demo_checks_paths_only_with_the_process_launcher(
 
 
 @pytest.mark.parametrize("path", ["~nosuch/x", "a\0b"])
-def test_invalid_path_is_refused_in_one_line(confide: Confide, path: str) -> None:
+def test_invalid_path_is_refused_in_one_line(confide, path):
     err = confide.refused("ledger", "cost", "--set", f"public_model={path}")
     assert err == f"confide: public_model: cannot be a path: {path!r}\n"
 
 
-def test_causal_model_needs_no_labels(confide: Confide, steps: list[str]) -> None:
+def test_causal_model_needs_no_labels(confide, steps):
     paths = {"entities_train": "/nonexist", "entities_test": "/nonexist"}
     given = set_options(entities_format="i2b2", **paths)
     assert confide("run", *given)[0] == 2
@@ -204,8 +194,8 @@ def test_causal_model_needs_no_labels(confide: Confide, steps: list[str]) -> Non
 
 @pytest.mark.parametrize("device", ["gpu", "tpu"])
 def test_device_without_a_matching_tensorflow_is_refused(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, steps: list[str], tmp_path: Path, device: str
-) -> None:
+    confide, monkeypatch, steps, tmp_path, device
+):
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", sys.executable)
     words = ["run", "--set", f"device={device}"]
     assert f"tensorflow-cpu) drives no {device}" in confide.refused(*words)
@@ -218,9 +208,7 @@ def test_device_without_a_matching_tensorflow_is_refused(
     assert steps == ["dp_bert"]
 
 
-def test_show_settings_prints_effective_values(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: list[str]
-) -> None:
+def test_show_settings_prints_effective_values(confide, monkeypatch, tmp_path, steps):
     (tmp_path / "settings.json").write_text('{"epochs": 3, "layers": 4}')
     given = ["--settings", tmp_path / "settings.json", "--set", "layers=5"]
     words = ["run", "dp_sweep", "--show-settings", *given]
@@ -240,7 +228,7 @@ def test_show_settings_prints_effective_values(
     assert steps == []
 
 
-def test_at_most_twenty_settings_are_outside_the_expert_sections() -> None:
+def test_at_most_twenty_settings_are_outside_the_expert_sections():
     fields = JobSettings.model_json_schema()["properties"]
     everyday = [name for name, field in fields.items() if field["section"] == "Essentials"]
     assert len(everyday) <= 20
@@ -248,7 +236,7 @@ def test_at_most_twenty_settings_are_outside_the_expert_sections() -> None:
 
 
 @pytest.mark.parametrize("made_up", [True, False])
-def test_duration_of_a_step_is_shown_for_made_up_data_only(tmp_path: Path, made_up: bool) -> None:
+def test_duration_of_a_step_is_shown_for_made_up_data_only(tmp_path, made_up):
     result = CORPUS.model_copy(update={"facts": {"made_up": made_up}})
     job = Job(name="dp_bert", run_key="r", run_name="r", steps=[])
     done = JobOutcome(job, tmp_path, results={"corpus": result}, outputs={"corpus": "file:///a"})
@@ -256,9 +244,7 @@ def test_duration_of_a_step_is_shown_for_made_up_data_only(tmp_path: Path, made_
 
 
 @pytest.mark.parametrize("selection", ["publish-all", "random-count"])
-def test_steps_of_a_private_selection_hide_its_count(
-    deployment: Deployment, selection: Literal["publish-all", "random-count"], monkeypatch: Any
-) -> None:
+def test_steps_of_a_private_selection_hide_its_count(deployment, selection, monkeypatch):
     settings = SweepSettings(
         selection=selection, private_format="jsonl", private_path="/p", private_dataset="notes"
     )
@@ -276,9 +262,7 @@ def test_steps_of_a_private_selection_hide_its_count(
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_run_warns_of_items_that_readers_left_out(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_run_warns_of_items_that_readers_left_out(confide, monkeypatch, words):
     counts = {"documents_quarantined": 3, "documents_quarantined/encoding": 3, "documents": 97}
     metrics = [
         MetricRecord(name=name, value=value, label="operator") for name, value in counts.items()

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 from release_examples import bench_of
 from test_plans import LABELS, PRIVATE
 
+from dp_core.errors import PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import total_epsilon
@@ -13,7 +14,7 @@ from tasks.protocol.points import Point, unique
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import FinetuneSpec, PretrainSpec, StepSpec
 from tasks.protocol.sweep import SweepSettings
-from tasks.releases.charge import planned_release, register_plans
+from tasks.releases.charge import planned_release, plans_of, register_plans
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget_step as budget
 
@@ -157,13 +158,11 @@ def test_each_private_fine_tuning_is_charged_and_their_training_once(ledger, dep
 def test_total_delta_counts_shared_trainings_once():
     """The total δ must stay below 1/6000 = 1.67e-4 and below 1/400 = 2.5e-3."""
     near = PUBLIC_LABELS | {"delta": 1.5e-4, "entities_folds": 10}
-    SweepSettings.model_validate(near)
-    with pytest.raises(ValidationError, match="2 models"):
-        SweepSettings.model_validate(near | {"sweep_seeds": 2})
-    tuned = PRIVATE_LABELS | {"finetune_delta": 4e-4}
-    SweepSettings.model_validate(tuned)  # five folds: 2e-3
-    with pytest.raises(ValidationError, match="10 models"):
-        SweepSettings.model_validate(tuned | {"sweep_finetune_seeds": 2})
+    tuned = PRIVATE_LABELS | {"finetune_delta": 4e-4}  # five folds: 2e-3
+    for fits, twice in ((near, "sweep_seeds"), (tuned, "sweep_finetune_seeds")):
+        plans_of(budget_of_run(SweepSettings.model_validate(fits)).charged)
+        with pytest.raises(PlanError, match="publishing one unit whole"):
+            plans_of(budget_of_run(SweepSettings.model_validate(fits | {twice: 2})).charged)
 
 
 def test_noise_scaled_with_the_root_of_the_batch_keeps_epsilon_similar():

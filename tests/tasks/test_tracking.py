@@ -63,9 +63,7 @@ def show(tracker: Tracker, file: Path, label: Label) -> None:
     tracker.events.append(LoggedArtifact(file=tracker.events.keep(file), label=label))
 
 
-def test_label_decides_the_experiment_of_metrics_and_files(
-    tracked: Deployment, tmp_path: Path
-) -> None:
+def test_label_decides_the_experiment_of_metrics_and_files(tracked, tmp_path):
     awkward = replace(PRIVATE, run_key="it's \"quoted\" `so` = '1'")
     tracker = Tracker(tracked, awkward)
     tracker.measure("epsilon", Public(1.5), 3)
@@ -93,20 +91,20 @@ def test_label_decides_the_experiment_of_metrics_and_files(
 
 
 @pytest.mark.parametrize("value", [1.0, None])
-def test_metric_without_a_label_is_refused(untracked: Deployment, value: object) -> None:
+def test_metric_without_a_label_is_refused(untracked, value):
     tracker = Tracker(untracked, PRIVATE)
     with pytest.raises(TypeError, match="loss"):
         tracker.measure("loss", value, 1)  # type: ignore[arg-type]
     assert tracker.events.read()[0] == []
 
 
-def test_telemetry_of_mlflow_is_disabled() -> None:
+def test_telemetry_of_mlflow_is_disabled():
     from mlflow.telemetry.utils import is_telemetry_disabled  # noqa: TID251
 
     assert is_telemetry_disabled()
 
 
-def test_model_runs_are_nested_between_run_and_steps(tracked: Deployment) -> None:
+def test_model_runs_are_nested_between_run_and_steps(tracked):
     tracker = Tracker(tracked, OF_A_MODEL)
     tracker.events.append(metric("f1", Dp(0.8), target="model"))
     tracker.measure("epsilon", Public(2.0), 7)
@@ -121,7 +119,7 @@ def test_model_runs_are_nested_between_run_and_steps(tracked: Deployment) -> Non
     assert (parent.info.status, point.info.status) == ("RUNNING", "FINISHED")
 
 
-def test_step_after_the_job_leaves_the_job_as_it_ended(tracked: Deployment) -> None:
+def test_step_after_the_job_leaves_the_job_as_it_ended(tracked):
     report = Tracker(tracked, replace(PRIVATE, task="report", step="report", spec_hash="1" * 64))
     report.begin()
     report.end("FINISHED", also=("parent",))
@@ -134,7 +132,7 @@ def test_step_after_the_job_leaves_the_job_as_it_ended(tracked: Deployment) -> N
     assert runs[shown_name(PRIVATE, PUBLIC)].info.status == "FINISHED"
 
 
-def test_concurrent_steps_share_one_parent_run(tracked: Deployment) -> None:
+def test_concurrent_steps_share_one_parent_run(tracked):
     def work(number: int) -> None:
         identity = replace(PRIVATE, task=f"task {number}", spec_hash=f"{number}" * 64)
         tracker = Tracker(tracked, identity)
@@ -150,9 +148,7 @@ def test_concurrent_steps_share_one_parent_run(tracked: Deployment) -> None:
     assert sorted(runs) == [shown_name(PRIVATE, PUBLIC), *(f"task {n}" for n in range(4))]
 
 
-def test_undelivered_events_are_kept_and_sent_later(
-    tracked: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_undelivered_events_are_kept_and_sent_later(tracked, tmp_path, capsys):
     down = replace(tracked, tracking="http://127.0.0.1:9")
     (tmp_path / "page.html").write_text("page")
     tracker = Tracker(down, PRIVATE)
@@ -176,9 +172,7 @@ def test_undelivered_events_are_kept_and_sent_later(
     assert EventLog.all(tracked.events) == []
 
 
-def test_model_used_by_two_runs_is_registered_once_without_the_result(
-    tracked: Deployment, tmp_path: Path
-) -> None:
+def test_model_used_by_two_runs_is_registered_once_without_the_result(tracked, tmp_path):
     files = [tmp_path / name for name in ("config.json", "result.json", "checksums.json")]
     for file in files:
         file.write_text("{}")
@@ -196,9 +190,7 @@ def test_model_used_by_two_runs_is_registered_once_without_the_result(
     assert [artifact.path for artifact in shown] == ["model/config.json"]
 
 
-def test_unconfirmed_delivery_is_not_repeated(
-    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unconfirmed_delivery_is_not_repeated(tracked, monkeypatch):
     log = EventLog.of(tracked.events, PRIVATE)
     log.append(*(metric("epsilon", Public(1.0), step) for step in range(20)))
     log.append(Param(name="batch", value="1"))
@@ -216,9 +208,7 @@ def test_unconfirmed_delivery_is_not_repeated(
     assert log.undelivered()[0] == []
 
 
-def test_run_with_an_unconfirmed_creation_is_reused(
-    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_an_unconfirmed_creation_is_reused(tracked, monkeypatch):
     original, created = MlflowClient.create_run, []
 
     def unanswered(client: MlflowClient, *arguments: object, **named: object) -> Run:
@@ -240,7 +230,7 @@ def test_run_with_an_unconfirmed_creation_is_reused(
     assert len(created) == 2  # one for the parent and one for the step, without repetition
 
 
-def test_duplicate_runs_are_deleted_unless_they_have_content(tracked: Deployment) -> None:
+def test_duplicate_runs_are_deleted_unless_they_have_content(tracked):
     log = EventLog.of(tracked.events, PRIVATE)
     log.append(Begun())
     Delivery(tracked).deliver(log)
@@ -263,7 +253,7 @@ def test_duplicate_runs_are_deleted_unless_they_have_content(tracked: Deployment
     assert client.get_run(first.run_id).data.metrics == {"ε": 1.0}
 
 
-def test_last_value_of_a_repeated_measurement_counts(tmp_path: Path) -> None:
+def test_last_value_of_a_repeated_measurement_counts(tmp_path):
     log = EventLog.of(tmp_path, PRIVATE)
     log.append(metric("b", Operator(1.0), 1), metric("a", Public(1.0), 2))
     log.append(metric("b", Operator(2.0), 1), metric("a", Dp(3.0), target="model"))
@@ -271,7 +261,7 @@ def test_last_value_of_a_repeated_measurement_counts(tmp_path: Path) -> None:
     assert numbers == [("a", 2, 1.0, "public"), ("b", 1, 2.0, "operator")]
 
 
-def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path: Path) -> None:
+def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path):
     log = EventLog.of(tmp_path, PRIVATE)
     log.append(AttemptEnded(status="KILLED"))
     log.confirm(log.undelivered()[1])
@@ -291,8 +281,8 @@ def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("made_up", [False, True])
 def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
-    tracked: Deployment, tmp_path: Path, made_up: bool
-) -> None:
+    tracked, tmp_path, made_up
+):
     tracker = Tracker(tracked, replace(OF_A_MODEL, hides_count=not made_up, made_up=made_up))
     tracker.begin()
     tracker.measure("epsilon", Public(1.5))
@@ -318,14 +308,14 @@ def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
 NOON = 1_795_260_000_123
 
 
-def test_only_the_public_experiment_rounds_times_to_the_day() -> None:
+def test_only_the_public_experiment_rounds_times_to_the_day():
     shown = {shown_time(NOON + later, PRIVATE, PUBLIC) for later in (0, 1, 3_000, 3_600_000)}
     assert shown == {NOON - NOON % 86_400_000}  # the duration of a step is not visible
     assert shown_time(NOON, PRIVATE, OPERATOR) == NOON
     assert shown_time(NOON, MADE_UP, PUBLIC) == NOON
 
 
-def test_public_name_and_key_of_a_run_hide_its_start_time() -> None:
+def test_public_name_and_key_of_a_run_hide_its_start_time():
     run = replace(PRIVATE, run_key="dp_bert/manual__2026-11-22T13:07:59.385211+00:00",
                   run_name="dp_bert 2026-11-22 13:07:59")  # fmt: skip
     later = replace(run, run_key="dp_bert/manual__2026-11-22T15:00:00+00:00")

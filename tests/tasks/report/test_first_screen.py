@@ -29,8 +29,8 @@ ROWS = {
     ],
 )
 def test_verdict_is_good_only_without_memory_of_canaries_that_the_control_remembers(
-    private: str | None, control: str | None, tone: str, words: str
-) -> None:
+    private, control, tone, words
+):
     memory = {"dp": private, "nonprivate": control}
     models = tuple(
         replace(model, exposures=ROWS[of_kind])
@@ -44,7 +44,7 @@ def test_verdict_is_good_only_without_memory_of_canaries_that_the_control_rememb
     assert all(part in text for part in words.split("|"))
 
 
-def test_publishable_verdict_ignores_withheld_exposure() -> None:
+def test_publishable_verdict_ignores_withheld_exposure():
     report = job_report(made_up=False)
     assert first_screen(report).tone == "good"
     assert "remembers them" in _sentences(report)["Remembered"]
@@ -65,13 +65,13 @@ def test_publishable_verdict_ignores_withheld_exposure() -> None:
         ),
     ],
 )
-def test_first_screen_states_the_gain_by_dp_training(f1: float, masked: float, words: str) -> None:
+def test_first_screen_states_the_gain_by_dp_training(f1, masked, words):
     public, *others = job_report().models
     public = replace(public, f1=Operator(f1), mlm_private=Operator(masked))
     assert words in _sentences(job_report(models=(public, *others)))["Useful"]
 
 
-def test_gain_within_the_interval_of_the_score_is_next_to_nothing() -> None:
+def test_gain_within_the_interval_of_the_score_is_next_to_nothing():
     public, private, _ = job_report().models
     public = replace(public, f1=Dp(0.66), mlm_private=None)
     private = replace(private, f1=Dp(0.69), interval=(Dp(0.65), Dp(0.72)), mlm_private=None)
@@ -82,7 +82,7 @@ def test_gain_within_the_interval_of_the_score_is_next_to_nothing() -> None:
     assert "next to nothing" not in _sentences(job_report(models=(public, narrow)))["Useful"]
 
 
-def test_sentence_with_a_number_for_the_operator_is_labelled_so() -> None:
+def test_sentence_with_a_number_for_the_operator_is_labelled_so():
     whole = job_report(made_up=False)
     published = edition_of(whole, Edition.PUBLISHABLE)
     labels = [{s.topic: s.label for s in first_screen(r).sentences} for r in (whole, published)]
@@ -92,14 +92,14 @@ def test_sentence_with_a_number_for_the_operator_is_labelled_so() -> None:
     assert useful.endswith("public text of 33.2%. Control “Public only”: 31.4%.")
 
 
-def test_usefulness_without_labelled_text_is_the_accuracy_on_masked_tokens() -> None:
+def test_usefulness_without_labelled_text_is_the_accuracy_on_masked_tokens():
     report = with_models(job_report(by_epoch=()), f1=None, f1_by_type={})
     assert _sentences(report)["Useful"].startswith(
         "The model with DP reaches an accuracy on masked tokens of private text of 37.7%."
     )
 
 
-def test_first_screen_of_a_sweep_counts_settings_and_states_ranges() -> None:
+def test_first_screen_of_a_sweep_counts_settings_and_states_ranges():
     report = sweep_report(why_not_audited="A sweep has no audit.")
     control = replace(report.models[0], name="public", kind="public", baseline="public")
     masked = {"mlm_private": None, "mlm_public": None}
@@ -115,7 +115,7 @@ def test_first_screen_of_a_sweep_counts_settings_and_states_ranges() -> None:
     assert sentences["Audited"] == "The claimed ε was not audited. A sweep has no audit."
 
 
-def test_known_seed_protects_no_unit() -> None:
+def test_known_seed_protects_no_unit():
     assert "No patient" in _sentences(job_report(known_seed=True))["Protected"]
 
 

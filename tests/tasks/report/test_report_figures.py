@@ -43,7 +43,7 @@ def _sweep(points: Sequence[ModelRow]) -> Drawing:
 
 
 @pytest.mark.parametrize("key", ["exposure", "training", "sweep"])
-def test_figure_is_as_wide_as_the_page_and_its_text_is_readable(key: str) -> None:
+def test_figure_is_as_wide_as_the_page_and_its_text_is_readable(key):
     drawing = _drawn()[key]
     height, width, _ = imread(io.BytesIO(drawing.png)).shape
     assert width == 1536 and height > 500
@@ -75,11 +75,11 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("key", SHOWN)
-def test_figure_names_its_panels_models_and_values(key: str) -> None:
+def test_figure_names_its_panels_models_and_values(key):
     assert set(SHOWN[key]) <= set(_texts(_drawn()[key]))
 
 
-def test_figure_omits_models_with_withheld_values() -> None:
+def test_figure_omits_models_with_withheld_values():
     hidden = [
         replace(model, exposures=Withheld(), f1=Withheld(), f1_by_type={})
         for model in REPORT.models
@@ -90,7 +90,7 @@ def test_figure_omits_models_with_withheld_values() -> None:
     assert figures.training_figure([], REPORT.models) is None
 
 
-def test_exposure_figure_with_many_groups_uses_two_rows_of_panels() -> None:
+def test_exposure_figure_with_many_groups_uses_two_rows_of_panels():
     many = tuple(
         replace(row, expected_occurrences=occurrences, pattern=pattern)
         for row in exposure_rows({}, 3)[-1:]
@@ -104,7 +104,7 @@ def test_exposure_figure_with_many_groups_uses_two_rows_of_panels() -> None:
     assert imread(io.BytesIO(drawing.png)).shape[0] > 1000  # two rows of panels
 
 
-def test_sweep_figure_of_fine_tuning_settings_has_only_their_panels() -> None:
+def test_sweep_figure_of_fine_tuning_settings_has_only_their_panels():
     point = sweep_report().models[0]
     points = [
         replace(point, finetuning={"finetune_epochs": e, "finetune_learning_rate": r})
@@ -116,7 +116,7 @@ def test_sweep_figure_of_fine_tuning_settings_has_only_their_panels() -> None:
     assert "Noise multiplier σ" not in texts  # it does not vary
 
 
-def test_sweep_exposure_figure_has_one_line_per_batch_size_and_number_of_updates() -> None:
+def test_sweep_exposure_figure_has_one_line_per_batch_size_and_number_of_updates():
     points = sweep_report().models
     drawing = sweep_figures.sweep_exposure_figure(points)
     assert drawing is not None
@@ -129,14 +129,14 @@ def test_sweep_exposure_figure_has_one_line_per_batch_size_and_number_of_updates
     assert sweep_figures.sweep_exposure_figure(hidden) is None
 
 
-def test_exposure_line_over_seeds_is_the_mean_with_bars_over_all_intervals() -> None:
+def test_exposure_line_over_seeds_is_the_mean_with_bars_over_all_intervals():
     seeds = [[row for row in exposure_rows({}, seed) if row.context == EMBEDDED] for seed in (1, 2)]
     for row, first, second in zip(sweep_figures._over_seeds(seeds), *seeds, strict=True):
         assert row.exposure == pytest.approx((first.exposure + second.exposure) / 2)
         assert (row.low, row.high) == (min(first.low, second.low), max(first.high, second.high))
 
 
-def test_sweep_figure_renders_a_single_point_and_withheld_scores() -> None:
+def test_sweep_figure_renders_a_single_point_and_withheld_scores():
     point = sweep_report().models[0]
     flat = replace(point, cost=Cost(DatasetTotal("", None, math.pi, 1e-6)))
     for points in ([point], [replace(point, f1=Withheld())], [flat]):
@@ -144,7 +144,7 @@ def test_sweep_figure_renders_a_single_point_and_withheld_scores() -> None:
     assert sweep_figures.sweep_figure([]) is None
 
 
-def test_sweep_figure_of_causal_models_omits_baselines_with_another_vocabulary() -> None:
+def test_sweep_figure_of_causal_models_omits_baselines_with_another_vocabulary():
     points = causal_sweep_report().models
     drawing = _sweep(points)
     texts = _texts(drawing)
@@ -158,7 +158,7 @@ def test_sweep_figure_of_causal_models_omits_baselines_with_another_vocabulary()
     assert "perplexity" not in drawing.caption and "level" not in drawing.caption
 
 
-def test_sweep_figure_of_a_star_of_points_goes_through_its_centre() -> None:
+def test_sweep_figure_of_a_star_of_points_goes_through_its_centre():
     """The middle of two values is ambiguous, but (1.1, 64, 10) lies on every line."""
     points = [(1.1, 64.0, 10.0), (0.55, 64.0, 10.0), (1.1, 64.0, 5.0), (1.1, 32.0, 10.0)]
     assert sweep_figures._middle(points) == points[0]
@@ -166,7 +166,7 @@ def test_sweep_figure_of_a_star_of_points_goes_through_its_centre() -> None:
     assert sweep_figures._middle(grid) == grid[0]
 
 
-def test_baselines_of_one_kind_have_different_dashes() -> None:
+def test_baselines_of_one_kind_have_different_dashes():
     points = causal_sweep_report().models
     (level,) = (point for point in points if point.baseline == "public-training")
     level = replace(level, baseline="nonprivate-training", kind="nonprivate")

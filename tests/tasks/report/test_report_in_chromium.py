@@ -92,9 +92,7 @@ def pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("width", [1240, 1920])
 @pytest.mark.parametrize("name", ["job", "sweep"])
-def test_desktop_page_cuts_no_content_and_overlaps_no_text(
-    pages: dict[str, str], name: str, width: int, tmp_path: Path
-) -> None:
+def test_desktop_page_cuts_no_content_and_overlaps_no_text(pages, name, width, tmp_path):
     layout = _measure(pages[name], width, tmp_path)
     assert layout["texts"] > 20
     assert layout["page"] == [width, width]
@@ -103,18 +101,14 @@ def test_desktop_page_cuts_no_content_and_overlaps_no_text(
     assert layout["overlaps"] == []
 
 
-def test_page_on_a_phone_scrolls_tables_but_not_the_page(
-    pages: dict[str, str], tmp_path: Path
-) -> None:
+def test_page_on_a_phone_scrolls_tables_but_not_the_page(pages, tmp_path):
     layout = _measure(pages["job"], 390, tmp_path)
     assert layout["page"] == [390, 390]
     assert "table-closing scroll" in layout["cut"]
     assert all(box.endswith("scroll") for box in layout["cut"])
 
 
-def test_probe_notices_cut_content_and_overlapping_text(
-    pages: dict[str, str], tmp_path: Path
-) -> None:
+def test_probe_notices_cut_content_and_overlapping_text(pages, tmp_path):
     """The probe must report a long word in a table and a duplicated label."""
     broken = pages["job"].replace("Non-private</span>", "Non" + "W" * 200 + "</span>")
     twice = re.sub(r"(<text[^>]*>Exposure, bits</text>)", r"\1\1", broken)

@@ -1,9 +1,8 @@
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Any
 
@@ -49,7 +48,7 @@ PAGES = _Pages()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_page_is_well_formed_and_refers_to_no_other_file(name: str) -> None:
+def test_page_is_well_formed_and_refers_to_no_other_file(name):
     html = PAGES[name].html
     # As XML, in which elements without content are closed.
     root = ET.fromstring(re.sub(r"<(meta|br|img)\b([^>]*)>", r"<\1\2/>", html))  # noqa: S314
@@ -66,7 +65,7 @@ def test_page_is_well_formed_and_refers_to_no_other_file(name: str) -> None:
     assert "None" not in html
 
 
-def test_page_has_all_sections_figures_and_labels() -> None:
+def test_page_has_all_sections_figures_and_labels():
     html = PAGES["made up"].html
     sections = (
         "statement", "results", "memory", "entities", "training", "vocabulary", "ledger", "repeat",
@@ -85,7 +84,7 @@ def _bare(**fields: object) -> Report:
     return job_report(models=(private,), curves=(), **fields)
 
 
-def test_banner_names_the_edition_made_up_data_and_known_seeds() -> None:
+def test_banner_names_the_edition_made_up_data_and_known_seeds():
     assert "made up or public" in PAGES["made up"].html
     assert "do not publish" in PAGES["operator"].html
     assert "Public edition.</b> Unprotected" in PAGES["publishable"].html
@@ -116,9 +115,7 @@ def _parts(content: object) -> Iterator[object]:
 
 @pytest.mark.parametrize("known_seed", [False, True])
 @pytest.mark.parametrize("report", [job_report, sweep_report, causal_sweep_report])
-def test_no_part_of_a_publishable_edition_has_a_hidden_label(
-    report: Callable[..., Report], known_seed: bool
-) -> None:
+def test_no_part_of_a_publishable_edition_has_a_hidden_label(report, known_seed):
     hidden = {Label.OPERATOR, Label.DP} if known_seed else {Label.OPERATOR}
     whole = replace(report(made_up=False), known_seed=known_seed)
     shown = list(_parts(edition_of(whole, Edition.PUBLISHABLE)))
@@ -150,7 +147,7 @@ def _moved(content: Any, secret: bool = False) -> Any:
     return replace(content, **parts)
 
 
-def test_publishable_edition_does_not_depend_on_operator_values() -> None:
+def test_publishable_edition_does_not_depend_on_operator_values():
     report = job_report(made_up=False)
     models = (
         replace(row, f1_by_type={f"other-{name}": f1 for name, f1 in row.f1_by_type.items()})
@@ -175,7 +172,7 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
     assert [d.png for d in again.drawings] == [d.png for d in PAGES["publishable"].drawings]
 
 
-def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text() -> None:
+def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text():
     report = causal_sweep_report(made_up=False)
     shown, whole = (report_page(report, edition) for edition in Edition)
     secret = ("432", "397 – 466", "13.9", "617")
@@ -210,9 +207,7 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
 
 
 @pytest.mark.parametrize("made", [job_report, sweep_report])
-def test_models_without_fine_tuning_are_compared_by_masked_accuracy(
-    made: Callable[[], Report],
-) -> None:
+def test_models_without_fine_tuning_are_compared_by_masked_accuracy(made):
     untuned = {"f1": None, "f1_by_type": {}, "interval": None, "spread": None}
     whole = report_page(with_models(made(), **untuned), Edition.OPERATOR)
     titles = [header["name"] for header in whole.tables[0].to_json()["headers"]]
@@ -221,7 +216,7 @@ def test_models_without_fine_tuning_are_compared_by_masked_accuracy(
     assert "Strict entity F1" not in whole.html
 
 
-def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:
+def test_publishable_edition_of_a_known_seed_shows_public_values_only():
     report = job_report(made_up=False, known_seed=True, curves=())
     published = report_page(report, Edition.PUBLISHABLE)
     assert "Not private: known seed." in published.html
@@ -234,7 +229,7 @@ def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:
     assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
 
-def test_markup_in_names_is_escaped() -> None:
+def test_markup_in_names_is_escaped():
     evil = "<img src=x onerror=alert(1)>&"
     report = _bare(
         private_dataset=evil,
@@ -248,7 +243,7 @@ def test_markup_in_names_is_escaped() -> None:
     assert "&lt;img src=x onerror=alert(1)&gt;&amp;" in html
 
 
-def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
+def test_page_of_a_job_without_comparison_ledger_or_curves_renders():
     empty = dict.fromkeys(("training", "vocabulary", "phrases", "notes"), ())
     statement = SimpleNamespace(paragraphs=["One sentence."], data={})
     bare = _bare(ledger=None, repeat="", statement=statement, **empty)
@@ -261,7 +256,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
     assert "no budget is kept" in section and "in total" not in section
 
 
-def test_page_tables_and_figures_are_written_to_one_folder(tmp_path: Path) -> None:
+def test_page_tables_and_figures_are_written_to_one_folder(tmp_path):
     page = PAGES["made up"].write(tmp_path / "report")
     assert page == tmp_path / "report" / "report.html"
     assert page.read_text(encoding="utf-8") == PAGES["made up"].html
@@ -294,7 +289,7 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
         ("inconclusive", "is inconclusive about the claimed ε"),
     ],
 )
-def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headline: str) -> None:
+def test_headline_states_the_verdict_of_the_training_audit(verdict, headline):
     report = _bare(made_up=False, audit=_audited(verdict))
     html = report_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
@@ -308,7 +303,7 @@ def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headlin
     assert "21 of 30" in report_page(kept, Edition.OPERATOR).html
 
 
-def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
+def test_headline_states_a_contradiction_by_an_audit_of_another_run():
     sentence = "ε = 4 at δ = 1e-06: contradicted by Given coins."
     report = _bare(made_up=False, audit=_audited("consistent"), against=sentence)
     html = report_page(report, Edition.PUBLISHABLE).html
@@ -319,7 +314,7 @@ def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
     assert results_table(job_report()).lead == ""
 
 
-def test_counts_of_left_out_private_text_are_in_the_operators_edition_only() -> None:
+def test_counts_of_left_out_private_text_are_in_the_operators_edition_only():
     publishable, operator = PAGES["publishable"].html, PAGES["operator"].html
     assert f"Not read, private_corpus:</b> {OMITTED}." in operator
     # A mark would reveal that something was left out.

@@ -50,7 +50,7 @@ def _closing() -> Table:
     return models_table.models_table(report.models, report.unit)
 
 
-def test_closing_table_has_one_row_per_model_with_cost_scores_and_exposure() -> None:
+def test_closing_table_has_one_row_per_model_with_cost_scores_and_exposure():
     table = _closing()
     assert [row[0].text for row in table.rows] == ["Public only", "DP", "Non-private"]
     private, unprotected = ([cell.text for cell in row[1:8]] for row in table.rows[1:])
@@ -71,7 +71,7 @@ def test_closing_table_has_one_row_per_model_with_cost_scores_and_exposure() -> 
     assert "about 1 bit" in note
 
 
-def test_every_measured_cell_has_a_label_and_a_value() -> None:
+def test_every_measured_cell_has_a_label_and_a_value():
     report = job_report()
     for table in (
         _closing(),
@@ -89,7 +89,7 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
                     assert cell.value is not None, (table.key, header)
 
 
-def test_only_exposures_that_show_memory_raise_an_alarm() -> None:
+def test_only_exposures_that_show_memory_raise_an_alarm():
     alarms = [[cell.alarm for cell in row[-2:]] for row in _closing().rows]
     assert alarms == [[False, False], [False, False], [True, True]]
     detail = audit_tables.exposure_table(job_report().models, job_report().occurrences)
@@ -98,7 +98,7 @@ def test_only_exposures_that_show_memory_raise_an_alarm() -> None:
     assert len(detail.rows) == 3 * 2 * 3 * 2  # models, contexts, patterns, rates
 
 
-def test_counted_occurrences_are_for_the_operator_and_expected_occurrences_are_public() -> None:
+def test_counted_occurrences_are_for_the_operator_and_expected_occurrences_are_public():
     report = job_report(made_up=False)
     for edition, counted in ((Edition.OPERATOR, "81.3"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
         shown = edition_of(report, edition)
@@ -109,7 +109,7 @@ def test_counted_occurrences_are_for_the_operator_and_expected_occurrences_are_p
         assert {row[3].label for row in rows} == {Label.OPERATOR}
 
 
-def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
+def test_exposure_in_training_rows_is_shown_to_the_operator_only():
     dp = job_report().model("dp")
     assert dp is not None
     within = tuple(
@@ -130,7 +130,7 @@ def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
     assert ranked.detail == f"{band}; {rank.rank_exposure_p_value:.2f}"
 
 
-def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee() -> None:
+def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee():
     report = job_report()
     table = audit_tables.membership_table(report.models)
     assert len(table.rows) == 3 * 4
@@ -148,7 +148,7 @@ def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee
     assert audit_tables.membership_table(shown.models).rows == ()
 
 
-def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> None:
+def test_epoch_tables_begin_with_the_model_from_which_the_training_started():
     public, dp, unprotected = job_report().models
     assert audit_tables.epoch_tables([public, dp, unprotected])[1].rows == ()
     kept = {
@@ -182,7 +182,7 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
     assert [row["epoch"] for row in leakages if row["model"] == "Public only"] == [None] * 4
 
 
-def test_extraction_table_compares_training_text_with_the_control() -> None:
+def test_extraction_table_compares_training_text_with_the_control():
     table = audit_tables.extraction_table(job_report().models)
     assert len(table.rows) == 3 * (3 + 2)
     private, unprotected = table.rows[5:10], table.rows[10:]
@@ -210,7 +210,7 @@ def test_extraction_table_compares_training_text_with_the_control() -> None:
     assert "chosen after the training" in " ".join(table.notes)
 
 
-def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> None:
+def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only():
     rows = job_report().models
     samples = [Samples(row.audits[0].label, "Bob is", (f"{row.name} wrote",)) for row in rows]
     models = [replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
@@ -229,7 +229,7 @@ def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> 
     assert "DP wrote" in page and "Non-private wrote" not in page
 
 
-def test_entity_types_without_a_publishable_value_are_not_named() -> None:
+def test_entity_types_without_a_publishable_value_are_not_named():
     report = job_report(made_up=False)
     public, dp, nonprivate = report.models
     assert all(not row.f1_by_type for row in edition_of(report, Edition.PUBLISHABLE).models)
@@ -243,7 +243,7 @@ def test_entity_types_without_a_publishable_value_are_not_named() -> None:
     assert full.rows[1][2].text == NOT_MEASURED
 
 
-def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
+def test_ledger_table_shows_epsilon_by_pld_and_by_rdp():
     patient = PrivacyUnit.PATIENT
     training = PoissonGaussian.single(0.1, 4.0, 3, unit=patient)
     chosen = RandomCountSelection((training,), "poisson", 1e-6, mean=2.0, unit=patient)
@@ -257,7 +257,7 @@ def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
     assert [row[2].detail for row in table.rows] == ["", "", "by RDP: no PLD is known"]
 
 
-def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
+def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only():
     counts = {"expected_entities": 0.0, "loss": 1.0}
     metrics = [MetricRecord(name=n, value=v, label="operator") for n, v in counts.items()]
     result = StepResult(step="finetune", spec_hash="0", outputs={}, metrics=metrics, facts={})
@@ -274,7 +274,7 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
     assert "nan" not in json.dumps(figures_of(report), default=str).lower()
 
 
-def test_json_of_a_table_keeps_unrounded_values_and_writes_infinity_as_text() -> None:
+def test_json_of_a_table_keeps_unrounded_values_and_writes_infinity_as_text():
     record = json.loads(json.dumps(_closing().to_json(), allow_nan=False))
     assert (record["rows"][2][2]["text"], record["rows"][2][2]["value"]) == ("∞", "inf")
     assert (record["rows"][1][7]["value"], record["rows"][1][7]["label"]) == (0.6827, "operator")
@@ -282,13 +282,13 @@ def test_json_of_a_table_keeps_unrounded_values_and_writes_infinity_as_text() ->
     assert tables.TABLE.validate_python(record).to_json() == record
 
 
-def test_table_with_rows_and_headers_of_different_length_is_refused() -> None:
+def test_table_with_rows_and_headers_of_different_length_is_refused():
     with pytest.raises(ValueError, match="table x"):
         Table("x", "x", (Header("a"), Header("b")), ((Cell("1"),),))
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width: int) -> None:
+def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width):
     exposure = audit_tables.exposure_table(job_report().models, job_report().occurrences)
     closing = replace(_closing(), lead="Audit of the private training: consistent.")
     shown = rich_table(exposure if width == 60 else closing)
@@ -317,11 +317,11 @@ def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width: int
         (-0.25, "-0.25"),
     ],
 )
-def test_numbers_are_written_with_three_significant_digits(value: float, text: str) -> None:
+def test_numbers_are_written_with_three_significant_digits(value, text):
     assert tables.significant(value) == text
 
 
-def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld() -> None:
+def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld():
     cells = [tables.percentage(v) for v in (Dp(0.3321), Operator(0.5), Withheld(), None)]
     assert [(cell.text, cell.value, cell.label) for cell in cells] == [
         ("33.2", 0.3321, Label.DP),
@@ -332,7 +332,7 @@ def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld() ->
     assert [cell.withheld for cell in cells] == [False, False, True, False]
 
 
-def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum() -> None:
+def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum():
     none = Cost(DatasetTotal("", None, None, 0.0))
     public, private, unprotected = job_report().models
     dp = replace(private, cost=none, pretrained=none)
@@ -348,7 +348,7 @@ def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum() -> No
     assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
 
 
-def test_audit_time_is_a_share_of_training_time_for_the_operator() -> None:
+def test_audit_time_is_a_share_of_training_time_for_the_operator():
     def took(seconds: float) -> Input:
         result = StepResult(step="", spec_hash="", outputs={}, metrics=[], seconds=seconds)
         return Input(result, Path(), f"store://step/{seconds}")
@@ -361,7 +361,7 @@ def test_audit_time_is_a_share_of_training_time_for_the_operator() -> None:
     assert audit_time([training]) is None
 
 
-def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withheld() -> None:
+def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withheld():
     report = job_report(made_up=False)
     table = models_table.by_epoch_table(report.by_epoch, report.unit)
     titles = [f"{header.name} {header.unit}".strip() for header in table.headers]
@@ -385,7 +385,7 @@ def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withhe
     assert models_table.by_epoch_table((), report.unit).rows == ()
 
 
-def test_publishable_report_of_a_private_selection_has_no_date() -> None:
+def test_publishable_report_of_a_private_selection_has_no_date():
     report = sweep_report(made_up=False)
     chosen = sweep_report(made_up=False, settings={"selection": "random-count"})
     assert edition_of(report, Edition.PUBLISHABLE).created == report.created[:10]

@@ -114,7 +114,7 @@ class ReaderContract:
         return top / "source"
 
     @pytest.mark.parametrize("packing", PACKERS)
-    def test_a_file_or_a_folder_plain_or_packed(self, tmp_path: Path, packing: str) -> None:
+    def test_a_file_or_a_folder_plain_or_packed(self, tmp_path, packing):
         path = self.write(tmp_path / "source", "n", self.MANY, packing)
         items, quarantine = read(self.FORMAT, path)
         assert items == read(self.FORMAT, path.parent if path.is_file() else path)[0]
@@ -123,7 +123,7 @@ class ReaderContract:
         assert (quarantine.taken, quarantine.rejected) == (len(items), 0)
         assert len(items) > 9
 
-    def test_each_bad_item_is_counted_with_its_location(self, tmp_path: Path) -> None:
+    def test_each_bad_item_is_counted_with_its_location(self, tmp_path):
         for number, bad_item in enumerate(self.BAD_ITEMS):
             source = tmp_path / f"{number}"
             source.mkdir()
@@ -138,14 +138,12 @@ class ReaderContract:
             assert SECRET not in str(refusal.value) + json.dumps(quarantine.summary())
 
     @pytest.mark.parametrize("content", ["", "\n", "\n \n"], ids=range(3))
-    def test_nothing_to_read_is_refused(self, tmp_path: Path, content: str) -> None:
+    def test_nothing_to_read_is_refused(self, tmp_path, content):
         with pytest.raises(BadInput, match=r"nothing to read|no text|a header lacks"):
             read(self.FORMAT, self.write(tmp_path / "source", "n", content))
 
     @pytest.mark.parametrize("packing", PACKERS)
-    def test_corrupted_files_are_read_counted_or_refused(
-        self, tmp_path: Path, packing: str
-    ) -> None:
+    def test_corrupted_files_are_read_counted_or_refused(self, tmp_path, packing):
         rng, refused = random.Random(f"{self.FORMAT}{packing}"), 0
         pack = PACKERS[packing]
         for _ in range(60):
@@ -171,9 +169,7 @@ class ReaderContract:
         assert refused < 60 or self.FORMAT == "parquet"  # whose pages fit together or not at all
 
     @pytest.mark.parametrize("packing", [".gz", ".xz"])
-    def test_a_half_written_package_is_refused_and_not_named(
-        self, tmp_path: Path, packing: str
-    ) -> None:
+    def test_a_half_written_package_is_refused_and_not_named(self, tmp_path, packing):
         self.write(tmp_path, NAME, self.MANY)
         (tmp_path / f"{NAME}{self.SUFFIX}").unlink()
         whole = PACKERS[packing](raw_bytes(self.MANY))
@@ -187,7 +183,7 @@ class ReaderContract:
         assert [NAME in place for place in quarantine.locations[Reason.UNREADABLE]] == [True]
 
     @pytest.mark.parametrize("kind", STRANGE)
-    def test_a_link_or_pipe_or_device_refuses_the_source(self, tmp_path: Path, kind: str) -> None:
+    def test_a_link_or_pipe_or_device_refuses_the_source(self, tmp_path, kind):
         source = self.source(tmp_path)
         STRANGE[kind](source / f"{NAME}{self.SUFFIX}")
         with pytest.raises(BadInput, match="a link, a pipe or a device") as refusal:
@@ -200,8 +196,8 @@ class ReaderContract:
 
     @pytest.mark.parametrize("call", ["scandir", "open"])
     def test_a_folder_or_file_that_may_not_be_read_refuses_the_source(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-    ) -> None:
+        self, tmp_path, monkeypatch, call
+    ):
         source, allowed = self.source(tmp_path), getattr(os, call)
         bad = source / NAME
         if call == "scandir":
@@ -224,9 +220,7 @@ class ReaderContract:
             assert quarantine.locations[Reason.UNREADABLE] == [bad.name]
 
     @pytest.mark.parametrize("is_folder", [True, False])
-    def test_a_name_that_is_not_utf_8_refuses_the_source(
-        self, tmp_path: Path, is_folder: bool
-    ) -> None:
+    def test_a_name_that_is_not_utf_8_refuses_the_source(self, tmp_path, is_folder):
         source = self.source(tmp_path)
         name = os.fsencode(source) + b"/caf\xe9"
         try:
@@ -242,15 +236,15 @@ class ReaderContract:
         str(refusal.value).encode()
 
     @pytest.mark.parametrize("name", ["missing", "x" * 300, "x/" * 3000, "a\0b"], ids=range(4))
-    def test_a_missing_path_is_refused(self, tmp_path: Path, name: str) -> None:
+    def test_a_missing_path_is_refused(self, tmp_path, name):
         with pytest.raises(BadInput, match="no such file or folder"):
             read(self.FORMAT, tmp_path / name)
 
-    def test_a_folder_without_a_file_of_the_format_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_without_a_file_of_the_format_is_refused(self, tmp_path):
         with pytest.raises(BadInput, match=rf"the folder has no \{self.SUFFIX}"):
             read(self.FORMAT, tmp_path)
 
-    def test_files_of_another_kind_are_listed(self, tmp_path: Path) -> None:
+    def test_files_of_another_kind_are_listed(self, tmp_path):
         source = self.source(tmp_path)
         (source / "deep").mkdir()
         (source / "deep" / "note.text").write_text("a patient's, misnamed")

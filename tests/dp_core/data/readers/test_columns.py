@@ -39,9 +39,7 @@ def read(path: Path) -> tuple[list[Sentence], Quarantine]:
 
 @pytest.mark.parametrize("separator", ["\t", " ", "  "])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_first_column_is_token_and_last_column_tag(
-    tmp_path: Path, separator: str, end: str
-) -> None:
+def test_first_column_is_token_and_last_column_tag(tmp_path, separator, end):
     text = "\ufeff\nChest|B-problem\npain|NN|I-problem\n\n \nNo|O\n\n-DOCSTART-|O\n\nx|O"
     text = text.replace("|", separator).replace("\n", end)
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(text.encode()))
@@ -55,7 +53,7 @@ def test_first_column_is_token_and_last_column_tag(
     assert q.rejected == 0
 
 
-def test_private_file_is_one_document_or_refused(tmp_path: Path) -> None:
+def test_private_file_is_one_document_or_refused(tmp_path):
     """A text with the word -DOCSTART- must not become two privacy units."""
     (tmp_path / "a.tsv").write_text("-DOCSTART-\tO\n\na\tO\n\nb\tO\n")
     assert {s.document_id for s in read(tmp_path)[0]} == {"a.tsv#1"}
@@ -65,7 +63,7 @@ def test_private_file_is_one_document_or_refused(tmp_path: Path) -> None:
     assert SECRET not in str(refused.value)
 
 
-def test_files_of_one_name_in_two_folders_are_two_documents(tmp_path: Path) -> None:
+def test_files_of_one_name_in_two_folders_are_two_documents(tmp_path):
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.tsv").write_text("a\tO\n")
@@ -83,9 +81,7 @@ SENTENCES = {  # the same entities in each scheme
 
 @pytest.mark.parametrize("scheme", SENTENCES)
 @pytest.mark.parametrize("suffix", [".tsv", ".conll", ".txt", ".iob", ".bio"])
-def test_every_scheme_is_read_and_listed_for_the_operator(
-    tmp_path: Path, scheme: TagScheme, suffix: str
-) -> None:
+def test_every_scheme_is_read_and_listed_for_the_operator(tmp_path, scheme, suffix):
     (tmp_path / f"a{suffix}").write_text(SENTENCES[scheme].replace("|", "\n") + "\n\nf O\n")
     for expected in (None, scheme):
         q = Quarantine()
@@ -99,9 +95,7 @@ def test_every_scheme_is_read_and_listed_for_the_operator(
         assert q.counts == {Reason.TAG: 1}
 
 
-def test_comments_before_a_sentence_are_skipped_and_the_token_of_their_sign_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_comments_before_a_sentence_are_skipped_and_the_token_of_their_sign_is_kept(tmp_path):
     (tmp_path / "a.conll").write_text(
         "# file\n\n# id = 7\n# O\nBed B-place\n# I-place\n5 I-place\n"
     )
@@ -114,7 +108,7 @@ def test_comments_before_a_sentence_are_skipped_and_the_token_of_their_sign_is_k
 
 @pytest.mark.parametrize("tag", ["X-problem", "B-", "b-problem", "o"])
 @pytest.mark.parametrize("before", ["", "zyxsecret\n"])
-def test_tag_of_unknown_scheme_refuses_the_source(tmp_path: Path, tag: str, before: str) -> None:
+def test_tag_of_unknown_scheme_refuses_the_source(tmp_path, tag, before):
     """IOBES tags read as IOB2 would lose all sentences with an entity of one token."""
     (tmp_path / "a.tsv").write_text("good\tO\n\n" * 200 + f"{before}zyxsecret\t{tag}\n")
     quarantine = Quarantine()

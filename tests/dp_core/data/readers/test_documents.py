@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-from pathlib import Path
 
 from reader_contract import SECRET, BadItem, ReaderContract, read
 
@@ -31,7 +30,7 @@ class TestPlainText(ReaderContract):
     )
 
 
-def test_files_are_documents_and_subfolders_patients(tmp_path: Path) -> None:
+def test_files_are_documents_and_subfolders_patients(tmp_path):
     (tmp_path / "p1" / "x").mkdir(parents=True)
     (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo\rthree".encode())
     (tmp_path / "p1" / "b.TXT.gz").write_bytes(gzip.compress(b"b"))
@@ -47,14 +46,14 @@ def test_files_are_documents_and_subfolders_patients(tmp_path: Path) -> None:
     assert read("text", tmp_path / "a.txt")[0][0].document_id == "a.txt"
 
 
-def test_private_text_is_not_cut_at_titles(tmp_path: Path) -> None:
+def test_private_text_is_not_cut_at_titles(tmp_path):
     """The text of a note must not affect its number of documents."""
     (tmp_path / "n.txt").write_text("".join(f" = Day {day} = \nseen\n" for day in range(400)))
     (document,) = read_corpus("text", tmp_path)
     assert (document.document_id, document.text.count("seen")) == ("n.txt", 400)
 
 
-def test_public_wikitext_is_cut_at_its_titles(tmp_path: Path) -> None:
+def test_public_wikitext_is_cut_at_its_titles(tmp_path):
     text = " \n = One = \n \n words \n = = Section = = \n more \n \n = Two words = \n end \n"
     (tmp_path / "w.txt").write_text(text)
     one, two = read("text", tmp_path)[0]

@@ -74,7 +74,7 @@ LAYOUTS = {  # files of texts and of concepts, and the names of the documents
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_every_layout_gives_the_same_sentences(tmp_path: Path, layout: str, end: str) -> None:
+def test_every_layout_gives_the_same_sentences(tmp_path, layout, end):
     texts, concepts, documents = LAYOUTS[layout]
     contents = dict.fromkeys(texts, TEXT) | dict.fromkeys(concepts, "\n".join(CONCEPTS) + "\n")
     contents["chains/r-3.txt.chains"] = 'c="pain" 1:2 1:2||t="coref problem"\n'  # of 2011
@@ -86,7 +86,7 @@ def test_every_layout_gives_the_same_sentences(tmp_path: Path, layout: str, end:
     assert (q.rejected, q.passed_over) == (0, 1)
 
 
-def test_events_and_times_of_2012_are_concepts(tmp_path: Path) -> None:
+def test_events_and_times_of_2012_are_concepts(tmp_path):
     """Events have further fields after their type, and some have none; SECTIME repeats a time."""
     (tmp_path / "7.xml.txt").write_text("Admission Date :\n7/3/99\nHas chest pain .\n")
     (tmp_path / "7.xml.extent").write_text(
@@ -110,7 +110,7 @@ def spread(folder: Path, concepts: list[str]) -> tuple[list[Sentence], Quarantin
     return read(folder)
 
 
-def test_lines_that_share_a_concept_are_one_sentence(tmp_path: Path) -> None:
+def test_lines_that_share_a_concept_are_one_sentence(tmp_path):
     """A concept spans three lines and covers the middle one completely."""
     sentences, q = spread(
         tmp_path,
@@ -132,7 +132,7 @@ def test_lines_that_share_a_concept_are_one_sentence(tmp_path: Path) -> None:
     ]
 
 
-def test_concepts_that_share_a_line_make_one_sentence_of_all_their_lines(tmp_path: Path) -> None:
+def test_concepts_that_share_a_line_make_one_sentence_of_all_their_lines(tmp_path):
     concepts = ['c="left" 3:0 3:0||t="side"', 'c="chest pain" 3:2 4:0||t="problem"']
     sentences, q = spread(tmp_path, ['c="has severe" 2:0 2:1||t="problem"', *concepts])
     assert q.rejected == 0
@@ -161,9 +161,7 @@ def test_concepts_that_share_a_line_make_one_sentence_of_all_their_lines(tmp_pat
     ],
     ids=range(11),
 )
-def test_every_line_that_a_wrong_concept_claims_is_put_aside(
-    tmp_path: Path, bad: str, kept: str
-) -> None:
+def test_every_line_that_a_wrong_concept_claims_is_put_aside(tmp_path, bad, kept):
     sentences, q = spread(tmp_path, [bad])
     assert [s.tokens[0] for s in sentences] == kept.split()
     assert set(q.counts) == {Reason.OFFSETS}
@@ -172,7 +170,7 @@ def test_every_line_that_a_wrong_concept_claims_is_put_aside(
     assert "secretword" not in str(caught.value) + json.dumps(q.summary())
 
 
-def test_of_overlapping_concepts_the_longest_is_tagged_and_none_is_lost(tmp_path: Path) -> None:
+def test_of_overlapping_concepts_the_longest_is_tagged_and_none_is_lost(tmp_path):
     write(tmp_path, ['c="pain" 1:2 1:2||t="test"', *CONCEPTS, 'c="pain" 1:2 1:2||t="test"'])
     sentences, q = read(tmp_path)
     assert [s.tags for s in sentences] == [s.tags for s in EXPECTED]
@@ -181,7 +179,7 @@ def test_of_overlapping_concepts_the_longest_is_tagged_and_none_is_lost(tmp_path
 
 
 @pytest.mark.parametrize("concept", ["left sided chest pain", "left sidedchest pain"])
-def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, concept: str) -> None:
+def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path, concept):
     write(tmp_path, [f'c="{concept}" 1:0 2:1||t="problem"'], "left sided\nchest pain .\n")
     (sentence,) = read(tmp_path)[0]
     assert sentence.tags == ("B-problem", "I-problem", "I-problem", "I-problem", "O")
@@ -189,7 +187,7 @@ def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, con
     assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in concept)
 
 
-def test_files_that_are_no_pair_are_rejected_and_a_single_file_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_pair_are_rejected_and_a_single_file_is_refused(tmp_path):
     write(tmp_path, CONCEPTS)
     for name in ("r2.txt", "r3.con", "r4.con", "r4.txt", "r4.TXT"):
         (tmp_path / name).write_text("")
@@ -241,11 +239,11 @@ def counts(found: TaskScores) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("case", FROZEN["cases"], ids=lambda case: case["name"])
-def test_counts_equal_the_counts_of_the_scorer_of_2010(tmp_path: Path, case: Case) -> None:
+def test_counts_equal_the_counts_of_the_scorer_of_2010(tmp_path, case):
     assert counts(scored(tmp_path, [case])) == case["counts"]
 
 
-def test_all_documents_together_are_scored_as_one(tmp_path: Path) -> None:
+def test_all_documents_together_are_scored_as_one(tmp_path):
     found = scored(tmp_path, FROZEN["cases"])
     assert counts(found) == FROZEN["total"]
     right, missed, spurious = FROZEN["total"]["all"]

@@ -39,7 +39,7 @@ def read(path: Path, *, pairs: bool = True) -> tuple[list[LabelledText], Quarant
 NLI = {"sentence1": "He has pain.", "sentence2": "He is well.", "gold_label": "contradiction"}
 
 
-def test_pairs_as_mednli_has_them(tmp_path: Path) -> None:
+def test_pairs_as_mednli_has_them(tmp_path):
     rows = [
         NLI | {"pairID": "1", "sentence1_parse": "(ROOT)"},
         NLI | {"sentence2": "He is ill.", "gold_label": "entailment", "patient_id": 7},
@@ -61,13 +61,13 @@ def test_pairs_as_mednli_has_them(tmp_path: Path) -> None:
     assert q.counts == {Reason.WRONG_FIELD: 2, Reason.NOT_JSON: 2}
 
 
-def test_a_pair_read_as_a_text_is_its_first_sentence(tmp_path: Path) -> None:
+def test_a_pair_read_as_a_text_is_its_first_sentence(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(NLI) + "\n")
     texts, _ = read(tmp_path / "a.jsonl", pairs=False)
     assert [(t.first, t.second) for t in texts] == [("He has pain.", "")]
 
 
-def test_quotes_in_a_table_are_part_of_the_text(tmp_path: Path) -> None:
+def test_quotes_in_a_table_are_part_of_the_text(tmp_path):
     file = tmp_path / "a.tsv"
     file.write_text('\ufefflabel\tsentence1\tsentence2\ny\tan "open\tquote"\nn\t"\t"\r\n')
     assert [(t.first, t.second, t.label) for t in read(file)[0]] == [
@@ -80,7 +80,7 @@ def test_quotes_in_a_table_are_part_of_the_text(tmp_path: Path) -> None:
     ("header", "lacks"),
     [("text\tsentence2", "label or gold_label"), ("label\ttext", "sentence2"), ("x", "text or")],
 )
-def test_a_table_without_a_column_is_refused(tmp_path: Path, header: str, lacks: str) -> None:
+def test_a_table_without_a_column_is_refused(tmp_path, header, lacks):
     file = tmp_path / "a.tsv"
     file.write_text(f"{header}\na\tb\n")
     with pytest.raises(BadInput, match=f"a header lacks {lacks}"):
@@ -97,15 +97,13 @@ SECRET = "Zyqvarnex"
         ("list.tsv", "beth/r1\tp1\na, b\tp2\nr2\tp1\n"),
     ],
 )
-def test_each_document_gets_the_patient_in_the_list(
-    tmp_path: Path, name: str, content: str
-) -> None:
+def test_each_document_gets_the_patient_in_the_list(tmp_path, name, content):
     file = tmp_path / name
     file.write_text(content)
     assert read_patients(file) == {"beth/r1": "p1", "a, b": "p2", "r2": "p1"}
 
 
-def test_all_spellings_of_a_document_and_of_a_patient_are_one(tmp_path: Path) -> None:
+def test_all_spellings_of_a_document_and_of_a_patient_are_one(tmp_path):
     file = tmp_path / "list.csv"
     file.write_text("caf\u00e9,7\n1.0, 7.0 \n")
     sentences = [Sentence(("a",), ("O",), document) for document in ("cafe\u0301", "1")]
@@ -126,9 +124,7 @@ def test_all_spellings_of_a_document_and_of_a_patient_are_one(tmp_path: Path) ->
         b"\xff\xfe,p\n",
     ],
 )
-def test_an_ambiguous_list_is_refused_without_quoting_it(
-    tmp_path: Path, content: str | bytes
-) -> None:
+def test_an_ambiguous_list_is_refused_without_quoting_it(tmp_path, content):
     file = tmp_path / "list.csv"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(BadInput, match="entities_patients") as refused:
@@ -138,7 +134,7 @@ def test_an_ambiguous_list_is_refused_without_quoting_it(
         read_patients(tmp_path)
 
 
-def test_every_document_needs_its_patient() -> None:
+def test_every_document_needs_its_patient():
     sentences = [Sentence(("a",), ("O",), "d1"), Sentence(("b",), ("O",), SECRET)]
     with pytest.raises(BadInput, match="every training document") as refused:
         with_patients(sentences, {"d1": "p1"})

@@ -29,7 +29,7 @@ def of(patient: str, admission: str = "") -> Document:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_codes_are_looked_up_by_patient_or_by_admission(tmp_path: Path, packed: bool) -> None:
+def test_codes_are_looked_up_by_patient_or_by_admission(tmp_path, packed):
     content = TABLE.encode()
     name = "D.csv.gz" if packed else "D.csv"
     table = read_codes(tmp_path, gzip.compress(content) if packed else content, name)
@@ -42,12 +42,12 @@ def test_codes_are_looked_up_by_patient_or_by_admission(tmp_path: Path, packed: 
     assert table.of_patient(of("8")) == table.of_patient(of("9")) == frozenset()  # no code
 
 
-def test_equal_codes_of_two_icd_versions_are_distinct(tmp_path: Path) -> None:
+def test_equal_codes_of_two_icd_versions_are_distinct(tmp_path):
     table = read_codes(tmp_path, "subject_id,hadm_id,icd_code,icd_version\n1,2,V10,9\n1,2,V10,10\n")
     assert table.of_patient(of("1")) == {"9:V10", "10:V10"}
 
 
-def test_unreadable_items_are_counted_by_reason(tmp_path: Path) -> None:
+def test_unreadable_items_are_counted_by_reason(tmp_path):
     file = tmp_path / "D.csv"
     broken = '6,,3,1,"1"\n7,8\n8,9,3,1,"un"closed\n9,1,3,1,"2"\n'
     file.write_text(TABLE + broken + TABLE.split("\n", 1)[1] * 9)
@@ -66,9 +66,7 @@ def test_unreadable_items_are_counted_by_reason(tmp_path: Path) -> None:
         "SUBJECT_ID,ICD9_CODE\nzyxsecret\nzyxsecret,2\n",
     ],
 )  # fmt: skip
-def test_a_table_with_other_columns_is_refused_without_quoting_it(
-    tmp_path: Path, text: str
-) -> None:
+def test_a_table_with_other_columns_is_refused_without_quoting_it(tmp_path, text):
     with pytest.raises(BadInput) as refused:
         read_codes(tmp_path, text)
     assert "membership_codes" in str(refused.value) and "zyxsecret" not in str(refused.value)

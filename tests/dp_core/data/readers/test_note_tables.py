@@ -57,7 +57,7 @@ def write(folder: Path, text: str | bytes, name: str = "NOTEEVENTS.csv") -> Path
     return file
 
 
-def test_multi_line_text_doubled_quotes_and_errors_left_out(tmp_path: Path) -> None:
+def test_multi_line_text_doubled_quotes_and_errors_left_out(tmp_path):
     rows = [
         HEADER,
         '1,10,100,"Physician ",,"Line one\r\nsaid ""ok"", bye\n\nend"',
@@ -81,12 +81,12 @@ def test_multi_line_text_doubled_quotes_and_errors_left_out(tmp_path: Path) -> N
     ],
 )
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_any_case_of_the_header(tmp_path: Path, header: str, end: str) -> None:
+def test_any_case_of_the_header(tmp_path, header, end):
     file = write(tmp_path, end.join([header, '1,10,100,"c",,"x"', ""]))
     assert read(file)[0] == [Document("1", "10", "x", "100")]
 
 
-def test_columns_in_another_order_and_ids_missing(tmp_path: Path) -> None:
+def test_columns_in_another_order_and_ids_missing(tmp_path):
     docs, _ = read(write(tmp_path, 'TEXT,SUBJECT_ID\n"a\nb",7\nc,8\n'))
     assert docs == [Document("", "7", "a\nb"), Document("", "8", "c")]
 
@@ -110,7 +110,7 @@ def test_columns_in_another_order_and_ids_missing(tmp_path: Path) -> None:
     ids=range(12),
 )
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_broken_quoting_refuses_the_source(tmp_path: Path, row: str, end: str) -> None:
+def test_broken_quoting_refuses_the_source(tmp_path, row, end):
     """After a misplaced quote, a line of a note could be mistaken for a row."""
     good = [f'{i},10,1,"c",,"x"' for i in range(60)]
     text = end.join([HEADER, *good, row, *good, ""])
@@ -123,7 +123,7 @@ def test_broken_quoting_refuses_the_source(tmp_path: Path, row: str, end: str) -
     assert q.locations[Reason.WRONG_COLUMNS] == [f"NOTEEVENTS.csv:{at}"]
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_columns_of_one_name_are_refused(tmp_path):
     with pytest.raises(BadInput, match="several columns could hold the patient"):
         read(write(tmp_path, "SUBJECT_ID,subject_id,TEXT\n1,2,x\n"))
 
@@ -141,7 +141,7 @@ def letters(document: Document) -> str:
 
 
 @pytest.mark.parametrize("mark", ['"', '""', '"\n', ',"', '",', '"\r\n"'])
-def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path: Path, mark: str) -> None:
+def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path, mark):
     """A mark at any position is refused, or adds no patient and moves no word to another one."""
     true = {d.patient_id: letters(d) for d in read(write(tmp_path, NOTES))[0]}
     assert set(true) == {"10", "11", "12"}
@@ -159,7 +159,7 @@ def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path: Path, mar
     assert refused > len(NOTES) // 3
 
 
-def test_a_file_without_its_columns_is_not_named(tmp_path: Path) -> None:
+def test_a_file_without_its_columns_is_not_named(tmp_path):
     (tmp_path / f"{NAME}.csv").write_text("a,b\n1,2\n")
     quarantine = Quarantine()
     with pytest.raises(BadInput, match="a header lacks TEXT and SUBJECT_ID") as refusal:
@@ -170,9 +170,7 @@ def test_a_file_without_its_columns_is_not_named(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
-def test_every_output_of_a_csv_writer_is_read(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
-) -> None:
+def test_every_output_of_a_csv_writer_is_read(tmp_path_factory, texts):
     texts = ["x" + t.encode("utf-8", "replace").decode().replace("\r", " ") for t in texts]
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL)
@@ -211,7 +209,7 @@ class TestJsonl(ReaderContract):
     )
 
 
-def test_ids_line_ends_and_blank_lines(tmp_path: Path) -> None:
+def test_ids_line_ends_and_blank_lines(tmp_path):
     text = "\ufeff" + json.dumps(ROW) + "\r\n\n" + json.dumps({"text": "x"}) + "\n"
     (tmp_path / "notes.jsonl").write_bytes(text.encode())
     documents, _ = read_format("jsonl", tmp_path)
@@ -219,7 +217,7 @@ def test_ids_line_ends_and_blank_lines(tmp_path: Path) -> None:
     assert documents == [expected, Document("", "", "x")]
 
 
-def test_other_field_names(tmp_path: Path) -> None:
+def test_other_field_names(tmp_path):
     (tmp_path / "n.jsonl").write_text('{"body": "x", "id": 3, "who": "p"}')
     assert read_format("jsonl", tmp_path, columns="text:body,document:id,patient:who")[0] == [
         Document("3", "p", "x")
@@ -233,9 +231,7 @@ NOTES_OF_WARD = [Document("1", "7", "Fieber"), Document("1", "7", "kein; Fieber"
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_common_columns_and_the_delimiter_are_recognised_by_the_header(
-    tmp_path: Path, delimiter: str
-) -> None:
+def test_common_columns_and_the_delimiter_are_recognised_by_the_header(tmp_path, delimiter):
     rows = csv.reader(io.StringIO(WARD), delimiter=";")
     out = io.StringIO()
     csv.writer(out, delimiter=delimiter).writerows(rows)
@@ -245,7 +241,7 @@ def test_common_columns_and_the_delimiter_are_recognised_by_the_header(
     assert read_format("csv", file)[0] == NOTES_OF_WARD
 
 
-def test_a_date_is_part_of_the_name_of_a_document(tmp_path: Path) -> None:
+def test_a_date_is_part_of_the_name_of_a_document(tmp_path):
     file = write(tmp_path, WARD, "ward.csv")
     both = "text:Befund,patient:PatNr,document:DocId,date:Datum"
     documents, _ = read_format("csv", file, columns=both)
@@ -258,7 +254,7 @@ def test_a_date_is_part_of_the_name_of_a_document(tmp_path: Path) -> None:
     assert [d.document_id for d in documents] == ["", ""]  # two patients may share a date
 
 
-def test_an_encoding_is_a_setting_and_never_guessed_from_the_rows(tmp_path: Path) -> None:
+def test_an_encoding_is_a_setting_and_never_guessed_from_the_rows(tmp_path):
     rows = "PatNr;Text\n1;Übelkeit\n2;Fieber\n"
     file = write(tmp_path, rows.encode("windows-1252"), "ward.csv")
     documents, quarantine = read_format("csv", file)
@@ -282,8 +278,8 @@ def test_an_encoding_is_a_setting_and_never_guessed_from_the_rows(tmp_path: Path
     ],
 )
 def test_a_missing_column_lists_the_columns_unless_they_may_be_a_text(
-    tmp_path: Path, header: str, columns: str, what: str, shown: bool
-) -> None:
+    tmp_path, header, columns, what, shown
+):
     file = write(tmp_path, f"{header}\n1,{SECRET}\n", "ward.csv")
     with pytest.raises(BadInput, match=what) as refusal:
         read_format("csv", file, columns=columns)
@@ -292,12 +288,12 @@ def test_a_missing_column_lists_the_columns_unless_they_may_be_a_text(
     assert SECRET not in str(refusal.value)
 
 
-def test_the_own_names_of_columns_win_over_other_common_names(tmp_path: Path) -> None:
+def test_the_own_names_of_columns_win_over_other_common_names(tmp_path):
     file = write(tmp_path, "note,Text,subject_id,patient_id\na,b,1,2\n", "ward.csv")
     assert read_format("csv", file)[0] == [Document("", "2", "b")]
 
 
-def test_keys_of_one_object_say_nothing_about_another(tmp_path: Path) -> None:
+def test_keys_of_one_object_say_nothing_about_another(tmp_path):
     lines = (
         '{"note": "a", "PatNr": 1}\n{"befund": "b", "note_id": 2}\n{"note": "c", "brief": "d"}\n'
     )
@@ -306,7 +302,7 @@ def test_keys_of_one_object_say_nothing_about_another(tmp_path: Path) -> None:
     assert quarantine.counts == {Reason.WRONG_FIELD: 1}
 
 
-def test_a_row_without_a_patient_is_rejected_where_a_column_names_patients(tmp_path: Path) -> None:
+def test_a_row_without_a_patient_is_rejected_where_a_column_names_patients(tmp_path):
     documents, quarantine = read_format("csv", write(tmp_path, "PatNr,Text\n,a\n1,b\n", "n.csv"))
     assert (len(documents), quarantine.counts) == (1, {Reason.NO_PATIENT: 1})
 
@@ -343,7 +339,7 @@ class TestParquet(ReaderContract):
         return super().write(folder, name, whole, packing)
 
 
-def test_parquet_has_ids_as_numbers_and_dates_in_iso_8601(tmp_path: Path) -> None:
+def test_parquet_has_ids_as_numbers_and_dates_in_iso_8601(tmp_path):
     row = {"SUBJECT_ID": 7.0, "ROW_ID": 3, "Datum": date(2024, 1, 3), "TEXT": "a\r\nb"}
     (tmp_path / "n.parquet").write_bytes(parquet([row] * 600, row_group_size=100))
     columns = "text:TEXT,patient:SUBJECT_ID,document:ROW_ID,date:Datum"
@@ -351,7 +347,7 @@ def test_parquet_has_ids_as_numbers_and_dates_in_iso_8601(tmp_path: Path) -> Non
     assert documents == [Document("2024-01-03 3", "7", "a\nb")] * 600
 
 
-def test_a_small_parquet_file_cannot_become_a_huge_one(tmp_path: Path) -> None:
+def test_a_small_parquet_file_cannot_become_a_huge_one(tmp_path):
     (tmp_path / "n.parquet").write_bytes(
         parquet([{"text": "x" * 7_000_000 + str(i)} for i in range(4)], compression="zstd")
     )

@@ -52,7 +52,7 @@ def read(folder: Path, text: str) -> tuple[list[Sentence], Quarantine]:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_an_article(tmp_path: Path, end: str) -> None:
+def test_an_article(tmp_path, end):
     sentences, q = read(
         tmp_path, (ARTICLE + "\n" + ARTICLE.replace("one", "two")).replace("\n", end)
     )
@@ -76,9 +76,7 @@ TEXT = st.text(st.sampled_from("aB. !?\n(1"), max_size=60)
 
 
 @given(TEXT, st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=3))
-def test_no_sentence_or_token_cuts_an_entity_and_nothing_is_lost(
-    text: str, marks: list[tuple[int, int]]
-) -> None:
+def test_no_sentence_or_token_cuts_an_entity_and_nothing_is_lost(text, marks):
     marked: list[tuple[int, int]] = []
     for start, size in marks:
         end = min(start + size, len(text))
@@ -118,8 +116,8 @@ def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.sampled_from("XY")), max_size=9),
 )
 def test_tags_of_nested_and_overlapping_spans_equal_the_plain_algorithm(
-    tmp_path_factory: pytest.TempPathFactory, text: str, marks: list[tuple[int, int, str]]
-) -> None:
+    tmp_path_factory, text, marks
+):
     whole = f"A {text}"
     spans: dict[tuple[int, int], str] = {}
     for start, size, kind in marks:
@@ -132,7 +130,7 @@ def test_tags_of_nested_and_overlapping_spans_equal_the_plain_algorithm(
     assert sentences == plain(whole, spans)
 
 
-def test_time_grows_linearly_with_the_article(tmp_path: Path) -> None:
+def test_time_grows_linearly_with_the_article(tmp_path):
     """Four times the spans run about four times as many lines of Python, not sixteen times."""
 
     def lines_run(count: int) -> int:

@@ -20,7 +20,7 @@ def data(name: str) -> Path:
     return path
 
 
-def test_notes_in_noteevents_columns() -> None:
+def test_notes_in_noteevents_columns():
     q = Quarantine()
     docs = list(read_corpus("noteevents", data("noteevents_format/NOTEEVENTS_derived.csv.xz"), q))
     assert (q.taken, q.left_out, q.rejected) == (5173 - 11, 11, 0)
@@ -37,7 +37,7 @@ def test_notes_in_noteevents_columns() -> None:
     ("file", "tokens", "articles"),
     [("train.txt.xz", 2_051_910, 629), ("valid.txt", 213_886, 60), ("test.txt", 241_211, 62)],
 )
-def test_wikitext_2(file: str, tokens: int, articles: int) -> None:
+def test_wikitext_2(file, tokens, articles):
     docs = list(read_corpus("text", data(f"wikitext-2/{file}"), public=True))
     assert sum(len(d.text.split()) for d in docs) == tokens
     assert abs(len(docs) - articles) <= 3  # the published number of titles is approximate
@@ -69,9 +69,7 @@ I2B2 = "i2b2_2010_format/bc5cdr_derived"
         ("i2b2", f"{I2B2}/test", 4761, 122_473, {"treatment": 5385, "problem": 4424}),
     ],
 )
-def test_sentences_and_entities(
-    kind: str, file: str, sentences: int, tokens: int, found: dict[str, int]
-) -> None:
+def test_sentences_and_entities(kind, file, sentences, tokens, found):
     n, t, by_type, q = read(kind, file)
     assert (n, t, by_type) == (sentences, tokens, found)
     assert q.rejected == 0
@@ -84,7 +82,7 @@ def test_sentences_and_entities(
         ("test", {"Chemical": 5385, "Disease": 4424}),
     ],
 )
-def test_pubtator_gives_the_entities_of_the_columns(part: str, found: dict[str, int]) -> None:
+def test_pubtator_gives_the_entities_of_the_columns(part, found):
     sentences, tokens, by_type, q = read("pubtator", f"ner_bc5cdr/pubtator_{part}.txt")
     assert by_type == found
     assert q.rejected == 0
@@ -103,7 +101,7 @@ def test_a_wrong_offset_in_a_published_corpus_is_quarantined() -> None:
 @pytest.mark.parametrize(
     ("part", "pairs", "articles"), [("train", 1469, 383), ("dev", 143, 41), ("test", 188, 47)]
 )
-def test_sentence_pairs(part: str, pairs: int, articles: int) -> None:
+def test_sentence_pairs(part, pairs, articles):
     q = Quarantine()
     path = data(f"evidence_inference_pairs/{part}.tsv")
     found = list(read_labelled_texts("tsv", path, q, pairs=True))

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,20 +33,20 @@ def read(format: str, path: Path) -> int:
 
 
 @pytest.mark.parametrize("read_any", [read_corpus, read_sentences])
-def test_an_unknown_format_is_refused(tmp_path: Path, read_any: Callable[..., object]) -> None:
+def test_an_unknown_format_is_refused(tmp_path, read_any):
     with pytest.raises(BadInput, match=r"is not an? (corpus|entities) format"):
         list(read_any("word", tmp_path))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "endless", "dangling", "loop"])
-def test_a_source_that_is_neither_file_nor_folder_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_source_that_is_neither_file_nor_folder_is_refused(tmp_path, kind):
     (tmp_path / "a").mkdir()
     STRANGE[kind](tmp_path / "a" / "source.txt")
     with pytest.raises(BadInput, match=r"neither a file nor a folder|no such file or folder"):
         read("text", tmp_path / "a" / "source.txt")
 
 
-def test_a_source_may_itself_be_a_link(tmp_path: Path) -> None:
+def test_a_source_may_itself_be_a_link(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "good.txt").write_text("good")
@@ -56,7 +55,7 @@ def test_a_source_may_itself_be_a_link(tmp_path: Path) -> None:
     assert read("text", tmp_path / "named") == read("text", tmp_path / "named.txt") == 1
 
 
-def test_opening_never_waits(tmp_path: Path) -> None:
+def test_opening_never_waits(tmp_path):
     """This includes a file that became a pipe after it was listed."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
@@ -83,7 +82,7 @@ for path in map(Path, sys.argv[1:]):
 """
 
 
-def test_a_small_file_cannot_become_a_huge_one(tmp_path: Path) -> None:
+def test_a_small_file_cannot_become_a_huge_one(tmp_path):
     """Three megabytes unpack to three gigabytes; each reader has one gigabyte of memory."""
     lines, places = ("", "good O", " = A = "), []
     for line, (format, suffix) in itertools.product(lines, FORMATS.items()):
@@ -112,7 +111,7 @@ def test_a_small_file_cannot_become_a_huge_one(tmp_path: Path) -> None:
         assert broken or what == "a packed file unpacks to far more than text does", format
 
 
-def test_an_xz_file_that_requires_much_memory_is_refused(tmp_path: Path) -> None:
+def test_an_xz_file_that_requires_much_memory_is_refused(tmp_path):
     """The header states the size of the dictionary: here 4 GB for a single word."""
     whole = bytearray(lzma.compress(b"good"))
     size = (whole[12] + 1) * 4  # size of the block's header, section 3.1 of the format
@@ -123,7 +122,7 @@ def test_an_xz_file_that_requires_much_memory_is_refused(tmp_path: Path) -> None
         read("text", tmp_path)
 
 
-def test_large_files_that_are_text_are_read(tmp_path: Path) -> None:
+def test_large_files_that_are_text_are_read(tmp_path):
     words = " ".join(f"word {i * i}" for i in range(3_000))
     rows = "".join(f'{{"text": "note {i} says {words}"}}\n' for i in range(20))
     count = packed.ALWAYS_ALLOWED // len(rows) + 5
@@ -138,9 +137,7 @@ def test_large_files_that_are_text_are_read(tmp_path: Path) -> None:
     st.integers(0, 8),
     st.integers(1_000, 100_000),
 )
-def test_every_member_is_unpacked_to_the_byte(
-    members: list[bytes], kind: str, padding: int, step: int
-) -> None:
+def test_every_member_is_unpacked_to_the_byte(members, kind, padding, step):
     pack = gzip.compress if kind == ".gz" else lzma.compress
     content = b"".join(pack(m) + bytes(4 * padding) for m in members)
     stream, found = packed.unpacked(io.BytesIO(content), f"a{kind}"), b""
@@ -155,7 +152,7 @@ def test_every_member_is_unpacked_to_the_byte(
 # --- quarantine
 
 
-def test_counts_and_first_places() -> None:
+def test_counts_and_first_places():
     q = Quarantine()
     for i in range(100):
         q.reject(Reason.EMPTY, f"f:{i}")
@@ -177,9 +174,7 @@ def test_counts_and_first_places() -> None:
         (0, 0, "nothing to read"),  # items that the source marks as errors do not count
     ],
 )
-def test_sources_without_items_or_above_the_share_are_refused(
-    good: int, bad: int, reason: str
-) -> None:
+def test_sources_without_items_or_above_the_share_are_refused(good, bad, reason):
     q = Quarantine(largest_share=0.1)
     q.taken, q.left_out = good, 5
     for i in range(bad):

@@ -57,7 +57,7 @@ def words(sentences: list[Sentence]) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_line_begins_a_sentence_unless_an_entity_spans_it(tmp_path: Path) -> None:
+def test_a_line_begins_a_sentence_unless_an_entity_spans_it(tmp_path):
     sentences = read_brat(tmp_path, mark("Aspirin\n81 mg", "drug") + mark("fever", number=2))
     assert [" ".join(s.tokens) for s in sentences] == [
         "Has pain in the left and right arm .",
@@ -67,9 +67,7 @@ def test_a_line_begins_a_sentence_unless_an_entity_spans_it(tmp_path: Path) -> N
     assert words(sentences) == [("problem", "fever"), ("drug", "Aspirin 81 mg")]
 
 
-def test_a_discontinuous_entity_is_the_span_from_its_first_to_its_last_fragment(
-    tmp_path: Path,
-) -> None:
+def test_a_discontinuous_entity_is_the_span_from_its_first_to_its_last_fragment(tmp_path):
     start, end = TEXT.index("left"), TEXT.index("arm.")
     line = f"T2\tplace {start} {start + 4};{end} {end + 3}\tleft arm\n"
     sentences = read_brat(tmp_path, line + mark("right arm", "place"))
@@ -77,14 +75,14 @@ def test_a_discontinuous_entity_is_the_span_from_its_first_to_its_last_fragment(
     assert sentences[0].overlapped == (("place", 6, 8),)  # the longer entity has the tags
 
 
-def test_other_annotations_of_brat_are_skipped(tmp_path: Path) -> None:
+def test_other_annotations_of_brat_are_skipped(tmp_path):
     others = "R1\tof Arg1:T1 Arg2:T2\nE1\tproblem:T1\nA1\tNegation E1\nM2\tx E1\n*\tEquiv T1 T2\n"
     notes = "N1\tReference T1 UMLS:C1\tpain\n#1\tAnnotatorNotes T1\tsure\n"
     assert words(read_brat(tmp_path, mark("pain") + others + notes)) == [("problem", "pain")]
 
 
 @pytest.mark.parametrize("counted", ["as two characters", "as one character"])
-def test_windows_line_ends_count_as_one_or_two_characters(tmp_path: Path, counted: str) -> None:
+def test_windows_line_ends_count_as_one_or_two_characters(tmp_path, counted):
     text = TEXT.replace("\n", "\r\n")
     start = (text if counted == "as two characters" else TEXT).index("fever")
     sentences = read_brat(tmp_path, f"T1\tproblem {start} {start + 5}\tfever\r\n", text)
@@ -128,9 +126,7 @@ class TestI2b2Of2012(ReaderContract):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_events_and_times_are_entities_though_the_file_is_not_well_formed(
-    tmp_path: Path, first: int
-) -> None:
+def test_events_and_times_are_entities_though_the_file_is_not_well_formed(tmp_path, first):
     text = "\nAdmission Date :\n07/03/1999\nC&S < 5 and pt's fever ."
     time = '<TIMEX3 id="T0" start="18" end="28" text="07/03/1999" type="DATE" val="" mod="NA" />'
     tags = [
