@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from dp_core.config.fields import IN_WORDS, one_line
+from dp_core.errors import PlanError
 from tasks.protocol.job import POINT_STEPS, budget_of_run, job_steps, point_steps
 from tasks.protocol.points import OF_JOB, Mode, Point
 from tasks.protocol.settings import JobSettings
@@ -25,6 +26,7 @@ from tasks.protocol.specs import (
     spec_from_json,
 )
 from tasks.protocol.sweep import SweepSettings
+from tasks.releases.charge import plans_of
 
 WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40
@@ -105,9 +107,11 @@ def test_further_private_trainings_are_separate_charged_releases():
 
 
 def test_further_private_trainings_count_for_delta():
-    JobSettings(delta=1 / 15_000, more_trainings="epochs=2")  # Two models of 6,000 patients.
-    with pytest.raises(ValidationError, match="of each of 3 models"):
-        JobSettings(delta=1 / 15_000, more_trainings="epochs=2; epochs=3")
+    two = {"delta": 1 / 15_000, "vocabulary_source": "public", "more_trainings": "epochs=2"}
+    plans_of(budget_of_run(JobSettings.model_validate(two)).charged)
+    three = JobSettings.model_validate(two | {"more_trainings": "epochs=2; epochs=3"})
+    with pytest.raises(PlanError, match="publishing one unit whole"):
+        plans_of(budget_of_run(three).charged)
 
 
 # These settings change together with a format, or do not affect the made-up data of the default
@@ -288,7 +292,6 @@ def test_checkpoint_settings_change_no_hash():
         ({"noise_bands": 24, "batch_size": 256}, "above declared_units / 24"),
         ({"noise_bands": 20, "epochs": 0.1}, "noise_bands: more than the"),
         ({"first_batch_size": 1000}, "above batch_size"),
-        ({"delta": 1e-3}, "declared_units"),
         ({"weight_decay": 10, "public_learning_rate": 1}, "public_learning_rate: weight_decay"),
         ({"whole_words": True, "model_kind": "gpt2"}, "masks nothing"),
         ({"entities_dataset": "labels"}, "charged to nobody"),
@@ -336,7 +339,6 @@ def test_checkpoint_settings_change_no_hash():
         ({"audit_canaries": 40, "private_start": "fresh"}, "has no earlier model"),
         ({"audit_canaries": 40, "more_trainings": "private_start=fresh"}, "has no earlier model"),
         ({"audit_canaries": 6001}, "audit_canaries is above declared_units"),
-        ({"phrases_delta": 1e-3, "phrases_epsilon": 1.0}, "for the phrases"),
         ({"sweep_seeds": 1, "more_trainings": "epochs=2"}, "a sweep lists its points in"),
         ({"sweep_epochs": "e"}, "sweep_epochs: 'e' is not a number"),
         ({"sweep_epochs": "5,0"}, "sweep_epochs: 0 should be greater than 0"),
@@ -490,9 +492,9 @@ def test_audit_canaries_change_training_and_budget_together():
 
 def test_delta_must_be_below_one_over_all_declared_units():
     near = {"delta": 1 / 6200, "declared_units": 6000, "vocabulary_source": "public"}
-    JobSettings(**near)
-    with pytest.raises(ValidationError, match="1/6600"):
-        JobSettings(audit_canaries=600, **near)
+    plans_of(budget_of_run(JobSettings(**near)).charged)
+    with pytest.raises(PlanError, match="1/6600"):
+        plans_of(budget_of_run(JobSettings(audit_canaries=600, **near)).charged)
 
 
 def test_only_public_or_made_up_data_is_shown():

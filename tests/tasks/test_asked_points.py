@@ -212,7 +212,6 @@ def test_no_proposed_training_costs_more_than_the_charge(clipping):
         ({"sampling": "truncated-poisson", "batch_cap": 90}, "sampling: points"),
         ({"sweep_seeds": 2, "entities_folds": 5}, "sweep_seeds, entities_folds: points"),
         ({"selection": "random-count"}, "selection: points"),
-        ({"sweep_trials": 1024, "delta": 1e-6}, "training of each of 1024"),
         (
             dict.fromkeys(("sweep_noise_multipliers", "sweep_epochs"), "1")
             | {"sweep_finetune_learning_rates": ""},

@@ -9,7 +9,7 @@ from spec_examples import spec_of
 from step_bench import Bench, Chain, as_input, tuning
 
 from dp_core.config.release import ReleaseRecord
-from dp_core.errors import BadInput, ConfideError
+from dp_core.errors import BadInput, ConfideError, PlanError
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import Arrays
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
@@ -20,7 +20,7 @@ from tasks.protocol.messages import StepResult
 from tasks.protocol.points import OF_JOB, Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import ExposureSpec, FinetuneSpec, PretrainSpec, ReportSpec, SelectSpec
-from tasks.releases.charge import planned_release
+from tasks.releases.charge import planned_release, plans_of
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.job_results import released_by
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, Input
@@ -231,9 +231,11 @@ def test_each_private_fine_tuning_of_an_earlier_model_is_charged():
         steps = [spec.step for spec in run.charged]
         assert (steps.count("finetune"), steps.count("pretrain")) == (finetunings, 1)
     delta = {"finetune_delta": 4e-4}  # twice this δ is below one in 1000, four times is not
-    JobSettings(**settings_of_job, **delta, kept_epochs="1")
-    with pytest.raises(ValueError, match="finetune_delta, entities_declared_units"):
-        JobSettings(**settings_of_job, **delta, kept_epochs="1,2,3")
+    twice = JobSettings(**settings_of_job, **delta, kept_epochs="1")
+    plans_of(budget_of_run(twice).charged)
+    four_times = JobSettings(**settings_of_job, **delta, kept_epochs="1,2,3")
+    with pytest.raises(PlanError, match="δ of the data set labels"):
+        plans_of(budget_of_run(four_times).charged)
 
 
 def test_total_of_a_job_includes_fine_tunings_of_earlier_models():
