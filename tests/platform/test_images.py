@@ -215,7 +215,8 @@ def test_change_of_code_reuses_the_environment_layer(name, tmp_path):
     for place in ("dags", "dp_core", "tasks", "docker", "requirements"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / place, tmp_path / place, ignore=ignored)
-    shutil.copy(ROOT / ".dockerignore", tmp_path)
+    for file in (".dockerignore", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
     mark = f"# {uuid.uuid4()}\n"
     (tmp_path / "tasks" / "__init__.py").write_text(mark)
     tag = f"confide-test-{name}:{uuid.uuid4().hex[:12]}"
