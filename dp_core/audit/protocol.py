@@ -206,9 +206,9 @@ def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     """Return the verdict on a model.
 
     A single contradiction decides, even if all other audits are consistent. An audit without the
-    power to contradict the claim counts as not run. Records for the
-    operator alone enter the verdict only if they contradict the claim or could not judge it,
-    because any other word would publish a result that was computed from private rows.
+    power to contradict the claim counts as not run. Records for the operator alone enter the
+    verdict only if they contradict the claim or could not judge it, because any other word would
+    publish a result that was computed from private rows.
 
     Args:
         claim: the claim in words, for example “ε = 4 at δ = 1e-06 for one patient of “notes””.
@@ -216,8 +216,8 @@ def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     """
     run = [record for record in records if record.verdict != "not run"]
     against = [record for record in run if record.verdict == "contradicted"]
-    judging = [r for r in run if r.bounds_claim and r.verdict != "inconclusive"]
-    powerless = [r for r in run if r.bounds_claim and r.verdict == "inconclusive"]
+    bounding = [record for record in run if record.bounds_claim]
+    judging = [record for record in bounding if record.verdict != "inconclusive"]
     silent = [record for record in judging if record.verdict == "invalid"]
     shown = [record for record in run if record.label is not Label.OPERATOR]
     open_ones = [record for record in shown if record.verdict == "inconclusive"]
@@ -227,8 +227,8 @@ def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
         return ModelVerdict("invalid", f"{claim}: {_names(silent)} could not judge it.")
     if not judging:
         reason = "no audit that can contradict it was run"
-        if powerless:
-            reason = f"even the best result of {_names(powerless)} would not contradict it"
+        if bounding:
+            reason = f"even the best result of {_names(bounding)} would not contradict it"
         return ModelVerdict("not audited", f"{claim}: not audited, {reason}.")
     power = f"consistent with {_names(judging)}"
     if open_ones:
