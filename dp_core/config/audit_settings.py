@@ -24,7 +24,8 @@ class AuditCanariesConfig(Config, section=AUDIT_AND_RUN):
             pre-training or leaves out. Correct guesses of the coins from the model bound ε from
             below. Each costs as much as a declared unit; a tenth of declared_units is enough. 0: no
             audit. Sweeps have none. Empty: a tenth of the declared units of private text, at most
-            1,000; none of fewer than 300 units or of made-up text.
+            1,000; none of fewer than 300 units, of made-up text, or if they could not contradict
+            the target ε.
     """
 
     audit_canaries: int = setting(0, "Audit of ε: canaries", ge=0, le=100_000)
