@@ -90,7 +90,7 @@ picture: setup-dev ## draw the rooms and their imports into docs/architecture.md
 docs: setup ## build the documentation as a site in build/site, strict, with links checked
 	@$(environments) ensure docs
 	$(task)/python scripts/reference_pages.py build/reference
-	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build
 
 bench: setup-dev ## measure, side by side in one run; results in benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(task)/python "$$file" || exit 1; done

@@ -39,12 +39,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     linked: set[str] = set()
     for file in list(files.documentation_pages()):
         linked.update(links_to_code(file.content_string, origin(file.src_uri)))
-    while linked:
-        path = linked.pop()
-        if f"source/{path}.md" not in files.src_uris:
-            page = source_page(path)
-            add(files, config, f"source/{path}.md", page)
-            linked.update(links_to_code(page, f"source/{path}.md"))
+    linked.update(*([f"{path}/{name}" for name in listed(path)] for path in linked))
+    for path in sorted(linked):
+        add(files, config, f"source/{path}.md", source_page(path))
     return files
 
 
@@ -60,9 +57,13 @@ def origin(page: str) -> str:
 
 
 def links_to_code(text: str, file: str) -> set[str]:
-    """Return the paths in the repository, outside of the site's pages, to which a text links."""
-    targets = (resolved(link[1], file) for link in LINK.findall(FENCE.sub("", text)))
-    return {path for path in targets if path and path not in PAGES and not path.startswith("docs/")}
+    """Return the files and folders, outside of the site's pages, to which a text links.
+
+    MkDocs itself reports links to files that do not exist.
+    """
+    targets = {resolved(link[1], file) for link in LINK.findall(FENCE.sub("", text))} - {""}
+    outside = (path for path in targets - PAGES.keys() if not path.startswith("docs/"))
+    return {path for path in outside if (ROOT / path).exists()}
 
 
 def resolved(target: str, file: str) -> str:
@@ -72,12 +73,18 @@ def resolved(target: str, file: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(file), target))
 
 
+def listed(path: str) -> list[str]:
+    """Return the names of the files in a folder of the code; none if the path is a file."""
+    folder = ROOT / path
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name for name in names if Path(name).suffix in LANGUAGES)
+
+
 def source_page(path: str) -> str:
     """Return the page of a file of the code, or of a folder with links to its files."""
     file, head = ROOT / path, f"---\nsearch:\n  exclude: true\n---\n\n# `{path}`\n\n"
     if file.is_dir():
-        names = sorted(each.name for each in file.iterdir() if each.suffix in LANGUAGES)
-        return head + "\n".join(f"- [{name}]({file.name}/{name}.md)" for name in names) + "\n"
+        return head + "".join(f"- [{name}]({file.name}/{name}.md)\n" for name in listed(path))
     return f"{head}````{LANGUAGES.get(file.suffix, 'text')}\n{file.read_text()}\n````\n"
 
 

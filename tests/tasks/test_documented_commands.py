@@ -118,6 +118,7 @@ def small_files(at_home, tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_of_the_page_run_or_are_marked(confide, small_files, page):
     for block in blocks(page):
