@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "vocabulary.md"
 RESULTS = ROOT / "benchmarks" / "results"
 MECHANISMS = ("elimination", "mad2r", "mad", "weighted", "policy", "gaussian")
-CORPORA = ("noteevents_format", "pmc_rct_articles")
+NOTES, ARTICLES = "noteevents_format", "pmc_rct_articles"
 _MARKED = re.compile(r"<!-- (\w[\w ]*) -->\n.*?<!-- end -->", re.DOTALL)
 
 Row = Mapping[str, Any]
@@ -29,15 +29,12 @@ def tables(fits: Row, trainings: Row, selection: Row) -> dict[str, str]:
     makers: dict[str, Callable[[], str]] = {
         "released": lambda: _released(selection.get("released", [])),
         "planted": lambda: _planted(selection.get("planted", [])),
-        "throughput": lambda: _throughput(selection.get("throughput", [])),
+        f"mechanisms {NOTES}": lambda: _mechanisms(fits.get(NOTES, {})),
+        f"models {NOTES}": lambda: _models(trainings.get(NOTES, {})),
     }
-    for corpus in CORPORA:
-        of_corpus, models = fits.get(corpus, {}), trainings.get(corpus, {})
-        makers |= {
-            f"sources {corpus}": lambda rows=of_corpus: _sources(rows),
-            f"mechanisms {corpus}": lambda rows=of_corpus: _mechanisms(rows),
-            f"models {corpus}": lambda rows=models: _models(rows),
-        }
+    for corpus in (NOTES, ARTICLES):
+        of_corpus = fits.get(corpus, {})
+        makers[f"sources {corpus}"] = lambda rows=of_corpus: _sources(rows)
     return {name: make() or "Not measured yet." for name, make in makers.items()}
 
 
@@ -119,14 +116,6 @@ def _planted(rows: list[Row]) -> str:
 
 def _p(value: float) -> str:
     return f"{value:.2g}" if value > 0 else "< 1e-300"
-
-
-def _throughput(rows: list[Row]) -> str:
-    return _table(
-        "what | MB a second | units a second | times plain counts",
-        ([row["what"], f"{row['megabytes_a_second']:,.1f}", f"{row['units_a_second']:,}",
-          f"{row['times_plain_counts']:.2f}"] for row in rows),
-    )  # fmt: skip
 
 
 def _named(name: str, without: str) -> list[str]:
