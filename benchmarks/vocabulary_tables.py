@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "vocabulary.md"
 RESULTS = ROOT / "benchmarks" / "results"
 MECHANISMS = ("elimination", "mad2r", "mad", "weighted", "policy", "gaussian")
-NOTES, ARTICLES = "noteevents_format", "pmc_rct_articles"
+CORPUS = "noteevents_format"
 _MARKED = re.compile(r"<!-- (\w[\w ]*) -->\n.*?<!-- end -->", re.DOTALL)
 
 Row = Mapping[str, Any]
@@ -29,12 +29,10 @@ def tables(fits: Row, trainings: Row, selection: Row) -> dict[str, str]:
     makers: dict[str, Callable[[], str]] = {
         "released": lambda: _released(selection.get("released", [])),
         "planted": lambda: _planted(selection.get("planted", [])),
-        f"mechanisms {NOTES}": lambda: _mechanisms(fits.get(NOTES, {})),
-        f"models {NOTES}": lambda: _models(trainings.get(NOTES, {})),
+        f"sources {CORPUS}": lambda: _sources(fits.get(CORPUS, {})),
+        f"mechanisms {CORPUS}": lambda: _mechanisms(fits.get(CORPUS, {})),
+        f"models {CORPUS}": lambda: _models(trainings.get(CORPUS, {})),
     }
-    for corpus in (NOTES, ARTICLES):
-        of_corpus = fits.get(corpus, {})
-        makers[f"sources {corpus}"] = lambda rows=of_corpus: _sources(rows)
     return {name: make() or "Not measured yet." for name, make in makers.items()}
 
 
@@ -58,8 +56,8 @@ def _sources(rows: Mapping[str, Row]) -> str:
 
 
 def _mechanisms(rows: Mapping[str, Row]) -> str:
-    """Return every mechanism at every ε, for two sources."""
-    kinds = [(m, f" · ε {e}") for e in (1, 3, 8) for m in MECHANISMS] + [("paper", "")]
+    """Return every mechanism at ε = 3, for two sources."""
+    kinds = [(mechanism, " · ε 3") for mechanism in MECHANISMS] + [("paper", "")]
     lines = []
     for mechanism, epsilon in kinds:
         names = [f"{source} · {mechanism}{epsilon}" for source in ("private", "public+private")]
