@@ -1,9 +1,12 @@
-"""`confide epsilon` and `confide calibrate`: ε of a DP-SGD training, and the noise for a target."""
+"""`confide epsilon`, `calibrate` and `paper-table`: ε and noise of given and printed parameters."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,13 +14,18 @@ import click
 from dp_core.config.privacy import LEAST_DELTA, LEAST_NOISE, refuse_large_delta
 from dp_core.errors import BadInput
 from dp_core.privacy import mechanisms
-from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp, epsilon_unamplified
+from dp_core.privacy.accounting.accountants import (
+    epsilon_paper_conversion,
+    epsilon_pld,
+    epsilon_rdp,
+    epsilon_unamplified,
+)
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
 from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, options, write_answer, write_pairs
+from tasks.commands.output import as_json, options, write_answer, write_pairs, write_table
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 
@@ -299,3 +307,99 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
         earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
         found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
     write_answer(found, lambda: write_pairs(title, found))
+
+
+# --- figures of papers
+
+_PRINTED = Path(__file__).with_name("printed_epsilons.toml")
+_PARAMETERS = ("examples", "batch", "sigma", "updates", "delta")
+_NOT_PRINTED = {"printed": None, "source": "neither", "more": {}, "paper": "Hoory et al. 2021"}
+
+
+@click.command("paper-table")
+@as_json
+def papers() -> None:
+    """Recompute the papers' figures: the printed value and the true one for its parameters.
+
+    Example:
+      confide paper-table
+    """
+    rows = paper_table()
+    write_answer(rows, lambda: _show_papers(rows))
+
+
+def _show_papers(rows: list[dict[str, Any]]) -> None:
+    def text(value: object) -> str:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    for paper, of_paper in itertools.groupby(rows, lambda row: row["paper"]):
+        write_table(
+            f"{paper}, recomputed",
+            ["figure", "from", "printed", "true", "verdict"],
+            [
+                [
+                    row["figure"],
+                    ", ".join(f"{name}={text(value)}" for name, value in row["parameters"].items()),
+                    *(row[name] for name in ("printed", "true", "verdict")),
+                ]
+                for row in of_paper
+            ],
+        )
+
+
+def paper_table() -> list[dict[str, Any]]:
+    """Return every row, starting with the vocabulary. Takes seconds.
+
+    A row has the figure's `name`, its description (`figure`), the `parameters` of the computation,
+    the `printed` value, the `source` that prints it, the `true` value, `more` values of the same
+    parameters, a `verdict` of one sentence, and the `paper`.
+    """
+    printed = tomllib.loads(_PRINTED.read_text(encoding="utf-8"))
+    vocabulary = _of_vocabulary(selection.paper_parameters())
+    rows = [
+        *(row | vocabulary[row["name"]] for row in printed["vocabulary"]),
+        *map(_of_arithmetic, printed["arithmetic"]),
+        *map(_of_training, printed["training"]),
+    ]
+    return [_NOT_PRINTED | row for row in rows]
+
+
+def _of_vocabulary(paper: selection.PaperHistogram) -> dict[str, dict[str, Any]]:
+    """Return the computed fields of each row of the vocabulary."""
+    given = {"N": paper.words_per_unit, "σ": paper.sigma}
+    at_delta = given | {"δ": paper.claimed_delta}
+    best = selection.calibrate(paper.epsilon, paper.claimed_delta, paper.words_per_unit)
+    exact = {"N": best.items_per_unit, "ε": best.epsilon, "δ": best.delta, "σ": best.sigma}
+    return {
+        "epsilon_v_formula": {"parameters": at_delta, "true": paper.epsilon},
+        "threshold_formula": {
+            "parameters": at_delta,
+            "true": paper.threshold,
+            "more": {"lone_word_passes": paper.lone_word},
+        },
+        "delta_v": {
+            "parameters": given | {"C": paper.threshold, "ε": paper.epsilon},
+            "true": paper.true_delta,
+        },
+        "threshold_right": {
+            "parameters": at_delta,
+            "true": paper.right_threshold,
+            "more": {"delta": paper.right_delta},
+        },
+        "threshold_exact": {"parameters": exact, "true": best.threshold},
+    }
+
+
+def _of_arithmetic(row: dict[str, Any]) -> dict[str, Any]:
+    first, *others = row["parameters"].values()
+    product = row["name"] == "batch_product"
+    return row | {"true": first * math.prod(others) if product else first / others[0]}
+
+
+def _of_training(row: dict[str, Any]) -> dict[str, Any]:
+    parameters = {name: row.pop(name) for name in _PARAMETERS}
+    rate, delta = parameters["batch"] / parameters["examples"], parameters["delta"]
+    event = mechanisms.PoissonGaussian.single(rate, parameters["sigma"], parameters["updates"])
+    older = {"epsilon_old_conversion": epsilon_paper_conversion(event, delta)}
+    more = {"epsilon_rdp": epsilon_rdp(event, delta), **older}
+    return row | {"parameters": parameters, "true": epsilon_pld(event, delta), "more": more}
