@@ -13,6 +13,7 @@ import click
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
+from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, write_answer, write_prose, write_table
 from tasks.commands.report_command import given, reports
 from tasks.report.model import shown_day
@@ -71,7 +72,7 @@ class Compared:
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--operator", is_flag=True, help="Include figures that only the operator may see.")
+@options_of("compare")
 @as_json
 def command(runs: tuple[str, ...], operator: bool) -> None:
     """Compare runs by the settings that differ, ε, δ, F1 (accuracy, perplexity) and exposure.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dp_core.config.privacy import LEAST_DELTA, LEAST_NOISE, refuse_large_delta
+from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput
 from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import (
@@ -22,60 +22,16 @@ from dp_core.privacy.accounting.accountants import (
 )
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
 from dp_core.privacy.accounting.tradeoff import group_privacy
-from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, options, write_answer, write_pairs, write_table
+from tasks.commands.command_options import options_of
+from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 
 
-class Number(click.FloatRange):
-    """A number in a range; `click.FloatRange` alone admits NaN."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number, or refuse it with the option's name."""
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail("nan is not a number", param, ctx)
-        return number
-
-
-EPSILON = Number(1e-6, 500.0)
-DELTA = Number(LEAST_DELTA, 1 - 1e-9)
-_NOISE = Number(LEAST_NOISE, MOST_NOISE)
-_RATE = Number(1e-9, 1.0)  # from 1 / (largest number of units)
-_COUNT = click.IntRange(1, 10**12)
-
 # The options of a training except its noise, which are the fields of `Training`.
-training_options = options(
-    click.option("--sampling-rate", type=_RATE, help="q: expected batch over units."),
-    click.option("--steps", type=_COUNT, help="Number of updates."),
-    click.option(
-        "--phase",
-        "phases",
-        type=(_RATE, _COUNT),
-        multiple=True,
-        metavar="RATE STEPS",
-        help="A phase of a batch schedule; repeat it instead of --sampling-rate and --steps.",
-    ),
-    click.option(
-        "--sampling",
-        type=click.Choice(["poisson", "truncated-poisson", "fixed-size", "shuffled"]),
-        default="poisson",
-        show_default=True,
-        help="How batches are drawn; determines ε and the neighbouring relation.",
-    ),
-    click.option(
-        "--units",
-        type=_COUNT,
-        help="Declared units; for truncated-poisson and fixed-size. δ is checked against it.",
-    ),
-    click.option("--cap", type=_COUNT, help="Largest batch; for truncated-poisson."),
-    click.option("--delta", type=DELTA, required=True, help="δ at which ε is stated."),
-)
+training_options = options_of("training")
 
 
 @dataclass(frozen=True)
@@ -172,11 +128,8 @@ def _required(value: int | None, option: str) -> int:
 
 
 @click.command("epsilon")
-@click.option("--noise-multiplier", type=_NOISE, required=True, help="σ of one update, over C.")
+@options_of("epsilon")
 @training_options
-@click.option(
-    "--group", type=_COUNT, default=1, show_default=True, help="Also for a group of so many units."
-)
 @as_json
 def command(noise_multiplier: float, group: int, **given: Any) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units.
@@ -222,11 +175,8 @@ def calibrate() -> None:
 
 
 @calibrate.command("training")
-@click.option("--epsilon", type=EPSILON, required=True, help="Target ε (PLD).")
+@options_of("calibrate training")
 @training_options
-@click.option(
-    "--noise-multiplier", type=_NOISE, help="σ; computes the number of updates (without --steps)."
-)
 @as_json
 def training(epsilon: float, noise_multiplier: float | None, **given: Any) -> None:
     """Compute the smallest σ for a number of updates, or the most updates for a σ.
@@ -263,23 +213,7 @@ def training(epsilon: float, noise_multiplier: float | None, **given: Any) -> No
 
 
 @calibrate.command("vocabulary")
-@click.option("--epsilon", type=EPSILON, required=True, help="Target ε.")
-@click.option("--delta", type=DELTA, required=True, help="Target δ.")
-@click.option(
-    "--tuple-words",
-    "words",
-    type=_COUNT,
-    required=True,
-    help="N: the largest number of distinct words that a unit contributes (256 in the paper).",
-)
-@click.option("--units", type=_COUNT, help="Declared units; δ must be below 1/units.")
-@click.option(
-    "--mode",
-    type=click.Choice(["exact", "paper"]),
-    default="exact",
-    show_default=True,
-    help="paper: by Corollary 1 of Hoory et al. 2021, with the δ that it truly gives.",
-)
+@options_of("calibrate vocabulary")
 @as_json
 def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode: str) -> None:
     """Compute the σ with the smallest threshold, which releases the most words.

@@ -12,7 +12,7 @@ from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
 from dp_core.privacy.mechanisms import NeighboringRelation
 from dp_core.privacy.statement import epsilons, total_epsilon
-from tasks.commands.epsilon_command import DELTA, EPSILON
+from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, write_answer, write_pairs, write_prose, write_table
 from tasks.commands.settings_options import (
     JOBS,
@@ -67,35 +67,7 @@ def command(context: click.Context) -> None:
 
 @command.command("register")
 @click.argument("dataset")
-@click.option("--unit", type=click.Choice(["example", "document", "patient"]))
-@click.option(
-    "--epsilon",
-    "budget_epsilon",
-    type=EPSILON,
-    help="ε of all releases of the data set together.",
-)
-@click.option(
-    "--delta", "budget_delta", type=DELTA, help="δ of the same guarantee; far below 1/units."
-)
-@click.option(
-    "--public",
-    is_flag=True,
-    help="The data set is public or made up: no budget, for runs with all_public.",
-)
-@click.option(
-    "--relation",
-    type=click.Choice(["add-or-remove-one", "zero-out-one", "replace-one"]),
-    default="add-or-remove-one",
-    show_default=True,
-    help="Neighbouring relation. Confide's trainings need the default.",
-)
-@click.option(
-    "--order",
-    type=float,
-    help="Rényi order of the filter, or inf to add up (ε, δ) run by run; the default admits the "
-    "most Gaussian mechanisms.",
-)
-@click.option("--shares-budget-with", help="A registered data set that may hold the same people.")
+@options_of("ledger register")
 @as_json
 def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
     """Register the budget of a private data set. It cannot be raised later.
@@ -123,9 +95,7 @@ def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
 
 @command.command("declare-public")
 @click.argument("paths", nargs=-1)
-@click.option(
-    "--known-private", is_flag=True, help="Allow files that were read as private text before."
-)
+@options_of("ledger declare-public")
 @as_json
 def declare_public(paths: tuple[str, ...], known_private: bool) -> None:
     """Declare files and folders public (local or gs://).

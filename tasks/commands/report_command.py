@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
+from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, write_answer, write_table
 from tasks.protocol.messages import StepResult
 from tasks.protocol.points import DP_MODEL
@@ -20,7 +21,7 @@ _COLUMNS = ("document", "error", "expected", "predicted", "context")
 
 
 @click.command("report")
-@click.option("--uri", default="", help="A report step's output; the latest one by default.")
+@options_of("report")
 @as_json
 def command(uri: str) -> None:
     """Show the closing table of the latest report (or another) and the path of its page.
@@ -92,7 +93,7 @@ def _content(store: Store, uri: str) -> dict[str, Any]:
 
 
 @click.command("errors")
-@click.option("--uri", default="", help="A fine-tuning's output; of the DP model otherwise.")
+@options_of("errors")
 @as_json
 def errors(uri: str) -> None:
     """List a fine-tuned model's errors on its test part, with the surrounding words.
