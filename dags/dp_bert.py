@@ -46,9 +46,7 @@ def dp_bert() -> None:
         # The report has judged the model by its audits and registered it. The deployment may
         # require that a person approves the promotion.
         if promotion() == "approved":
-            promote = launcher.step(
-                "promote", plan=PLAN.of_run, doc_md="Gives the model the alias `promotable`."
-            )
+            promote = launcher.step("promote", plan=PLAN.of_run)
             drawn.report >> launcher.approval() >> promote
 
 

@@ -84,14 +84,12 @@ def dp_sweep() -> None:
     with drawn.reporting:
         start_page = StartNextPage(
             task_id="start_page",
-            task_display_name="Start the next page",
+            **launcher.shown("start_page"),
             trigger_dag_id="dp_sweep",
             logical_date=None,
             skip_when_already_exists=True,
             trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
             retries=0,
-            doc_md="Starts the sweep's next page, which waits for the end of this run. Does "
-            "nothing if this run holds the last points.",
         )
         drawn.measured >> start_page
 

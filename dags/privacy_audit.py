@@ -51,7 +51,6 @@ def privacy_audit() -> None:
         "privacy_audit",
         plan=plan,
         pool=TRAINING,
-        doc_md="Reads the model and the files, and audits the model by its predictions.",
     )
 
 

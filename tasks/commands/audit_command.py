@@ -20,7 +20,7 @@ from tasks.commands.output import (
     write_answer,
     write_pairs,
     write_prose,
-    write_table,
+    write_records,
 )
 from tasks.commands.settings_options import validated
 from tasks.protocol.settings_file import read_object
@@ -116,23 +116,17 @@ def audit(
 
 
 def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
-    write_table(
-        f"Audits of the model. Claim: {claim}",
-        ["audit", "level", "value", "interval", "at most", "could find", "verdict", "for"],
-        [
-            [
-                record.name,
-                record.level,
-                record.value,
-                "–" if record.interval is None else "{:.3g} … {:.3g}".format(*record.interval),
-                record.ceiling,
-                record.power or record.finding,
-                record.verdict,
-                record.label.value,
-            ]
-            for record in records
-        ],
-    )
+    columns = {
+        "audit": lambda r: r.name,
+        "level": lambda r: r.level,
+        "value": lambda r: r.value,
+        "interval": lambda r: r.interval and "{:.3g} … {:.3g}".format(*r.interval),
+        "at most": lambda r: r.ceiling,
+        "could find": lambda r: r.power or r.finding,
+        "verdict": lambda r: r.verdict,
+        "for": lambda r: r.label.value,
+    }
+    write_records(f"Audits of the model. Claim: {claim}", columns, records)
     write_prose(sentence)
 
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -95,6 +95,14 @@ def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for row in texts:
         table.add_row(*row)
     console.print(table, "")
+
+
+def write_records(
+    title: str, columns: Mapping[str, Callable[[Any], object]], records: Iterable[Any]
+) -> None:
+    """Write a table of records; each column has the function of a record that gives its cells."""
+    rows = [[of(record) for of in columns.values()] for record in records]
+    write_table(title, list(columns), rows)
 
 
 def _write_rows(columns: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> None:
