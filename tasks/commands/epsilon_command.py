@@ -47,7 +47,8 @@ class Training:
     delta: float
 
     def __post_init__(self) -> None:
-        _check_delta(self.delta, self.units)
+        if self.units is not None:
+            refuse_large_delta([self.delta], self.units, "--delta")
 
     @property
     def schedule(self) -> Schedule:
@@ -100,12 +101,6 @@ class Training:
             "neighbours": self.event(schedule, sigma).relation.value,
             "phases": [{"sampling_rate": rate, "steps": steps} for rate, steps in schedule],
         }
-
-
-def _check_delta(delta: float, units: int | None) -> None:
-    """Refuse a δ that is not below 1/units."""
-    if units is not None:
-        refuse_large_delta([delta], units, "--delta")
 
 
 def _whole_batch(rate: float, units: int) -> int:
@@ -221,7 +216,8 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
     Example:
       confide calibrate vocabulary --epsilon 1 --delta 1e-9 --tuple-words 256
     """
-    _check_delta(delta, units)
+    if units is not None:
+        refuse_large_delta([delta], units, "--delta")
     found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
     if mode == "paper":
         sigma = selection.paper_sigma(epsilon, delta, words)
@@ -247,7 +243,12 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
 
 _PRINTED = Path(__file__).with_name("printed_epsilons.toml")
 _PARAMETERS = ("examples", "batch", "sigma", "updates", "delta")
-_NOT_PRINTED = {"printed": None, "source": "neither", "more": {}, "paper": "Hoory et al. 2021"}
+_NOT_PRINTED: dict[str, Any] = {
+    "printed": None,
+    "source": "neither",
+    "more": {},
+    "paper": "Hoory et al. 2021",
+}
 
 
 @click.command("paper-table")
