@@ -205,6 +205,16 @@ def test_mlflow_shows_the_figures(person, run):
     person.keep("mlflow-figure")
 
 
+def test_table_of_models_shows_epsilon_f1_and_exposure(person, run):
+    view = "#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=models"
+    person.page.goto(f"{person.stack.mlflow}/{view}")
+    expect(person.page.get_by_role("link", name=re.compile("^With DP · ε ")).first).to_be_visible()
+    for column in ("epsilon", "delta", "f1", "exposure"):
+        header = person.page.get_by_role("columnheader", name=column, exact=True)
+        expect(header.first).to_be_visible()
+    person.keep("mlflow-models")
+
+
 def test_report_opens_from_the_page_of_the_task(person, run):
     person.open_task(run, "report")
     person.follow("Report")
