@@ -61,7 +61,8 @@ class Block:
                 command, words = words[:end], words[end + 1 :]
                 while command and re.match(r"[A-Z_]+=", command[0]):
                     del command[0]
-                yield command
+                if command:
+                    yield command
 
 
 def blocks(page: Path) -> list[Block]:
