@@ -87,7 +87,7 @@ def test_total_with_an_unaccounted_release_is_infinite():
     "event",
     [
         ThresholdedHistogram(300, 200.0, 1),
-        NoisedWeights("weighted", 128, 1, (1000,), ((0, 0, 1000),)),
+        NoisedWeights(128, (1000,), ((0, 0, 1000),)),
     ],
     ids=["histogram", "weights"],
 )
