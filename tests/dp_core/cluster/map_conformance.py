@@ -20,11 +20,11 @@ from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
 from dp_core.data.privacy_units import unit_texts
 from dp_core.data.token_store import PackedRows, ShardRows
 from dp_core.errors import BadInput, ConfideError
-from dp_core.phrases.ngram_release import calibrate, release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets
+from dp_core.vocabulary.ngram_release import calibrate, release_phrases
 from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import UnitWords, word_counts
 
