@@ -16,7 +16,6 @@ coins. Neither the release's seed nor its noise can be computed from the seed of
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,13 +24,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from dp_core.data.corpus import Shard
+from dp_core.data.corpus import Shard, read_shard
 from dp_core.data.hashing import coin, generator, seed_key
-from dp_core.data.privacy_units import UnitTexts, is_held_out, unit_texts
+from dp_core.data.privacy_units import Unit, UnitTexts, in_blocks, is_held_out, units_of
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -171,7 +169,7 @@ def texts_with_canaries(
     canaries: Sequence[tuple[Canary, str]],
     shard: Shard,
 ) -> Iterator[UnitTexts]:
-    """Yield a shard's units, some megabytes of text at a time, with their canaries.
+    """Yield a shard's units in blocks, with their canaries.
 
     Each planted canary is an additional text of its unit. Held-out units have no texts, but count
     as units.
@@ -184,20 +182,16 @@ def texts_with_canaries(
         canaries: each canary with the text of its tokens.
         shard: the shard.
     """
-    for block in unit_texts(shard, unit, words_per_unit):
-        kept: list[int] = []
-        rows, carried = [0], list[str]()
-        for unit_id, (begin, end) in zip(
-            block.unit_ids, itertools.pairwise(block.rows.tolist()), strict=True
-        ):
-            if not is_held_out(unit_id, holdout, seed_key(seed)):
-                more = [text for c, text in canaries if carries(c, unit_id, seed)]
-                first = len(block.texts) + len(carried)
-                kept += [*range(begin, end), *range(first, first + len(more))]
-                carried += more
-            rows.append(len(kept))
-        texts = pa.concat_arrays([block.texts, pa.array(carried, pa.large_string())])
-        yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
+
+    def carrying() -> Iterator[Unit]:
+        for each in units_of(read_shard(shard), unit, words_per_unit):
+            texts: list[str] = []
+            if not is_held_out(each.unit_id, holdout, seed_key(seed)):
+                more = (text for c, text in canaries if carries(c, each.unit_id, seed))
+                texts = [*each.texts, *more]
+            yield Unit(each.unit_id, texts)
+
+    return in_blocks(carrying())
 
 
 def _insert(row: Sequence[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:

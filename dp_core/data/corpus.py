@@ -253,21 +253,10 @@ def documents_of(shards: Iterable[Shard]) -> Iterator[Document]:
 
 
 def read_shard(shard: Shard) -> Iterator[Document]:
-    """Yield the documents of one shard.
+    """Yield the documents of one shard, in its order.
 
     Raises:
-        BadInput: the file is missing, or its digest has changed.
-    """
-    for table in read_tables(shard):
-        for row in table.to_pylist():
-            yield Document(**row)
-
-
-def read_tables(shard: Shard) -> Iterator[pa.Table]:
-    """Yield the rows of one shard as tables of `COLUMNS`, some megabytes of text each.
-
-    Raises:
-        BadInput: the file is missing, or its digest has changed.
+        BadInput: the file is missing or damaged.
     """
     try:
         with shard.open() as source:
@@ -276,7 +265,8 @@ def read_tables(shard: Shard) -> Iterator[pa.Table]:
             source.seek(0)
             with pq.ParquetFile(source) as file:
                 for number in range(file.num_row_groups):
-                    yield file.read_row_group(number, use_threads=False).cast(COLUMNS)
+                    table = file.read_row_group(number, use_threads=False).cast(COLUMNS)
+                    yield from (Document(**row) for row in table.to_pylist())
     except _DAMAGED:
         # `from None`: the message of the cause may quote private text.
         raise BadInput(

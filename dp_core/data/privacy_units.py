@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dp_core.data.corpus import Document, Shard, arrow_strings, read_shard
+from dp_core.data.corpus import Document, arrow_strings
 from dp_core.data.hashing import coin, document_unit_id, drawn, example_name
 from dp_core.data.tokens import word_starts
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -145,15 +145,6 @@ def refuse_more_than_declared(units: int, declared: int) -> None:
             where="declared_units",
             fix="Declare a higher bound, from public knowledge.",
         )
-
-
-def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
-    """Yield the units of a shard with their texts; units and order are as in `units_of`.
-
-    Raises:
-        BadInput: the shard is damaged; or the unit is `patient`, and a document names no patient.
-    """
-    return in_blocks(units_of(read_shard(shard), unit, words_per_unit))
 
 
 def in_blocks(units: Iterable[Unit]) -> Iterator[UnitTexts]:
