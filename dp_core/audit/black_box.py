@@ -18,8 +18,8 @@ import numpy as np
 from scipy import stats
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, candidates
-from dp_core.audit.exposure import alone, interval, secret_ranks
+from dp_core.audit.canaries import Canary, alone, candidates
+from dp_core.audit.exposure import interval, null_exposure, secret_ranks
 from dp_core.audit.extraction import (
     ALL,
     FROM_CANARIES,
@@ -30,7 +30,6 @@ from dp_core.audit.extraction import (
 )
 from dp_core.audit.membership import Losses, attacks
 from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample, membership_findings
-from dp_core.audit.null_exposure import null_exposure
 from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
 from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
 from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution

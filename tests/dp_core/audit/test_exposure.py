@@ -10,27 +10,30 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dp_core.audit.canaries import Canary
-from dp_core.audit.exposure import (
-    ALONE,
-    EMBEDDED,
-    IN_ROWS,
-    CanaryData,
-    ExposureRow,
+from dp_core.audit.canaries import (
+    Canary,
     Floats,
     MaskedContexts,
     Ranker,
     alone,
     counted_occurrences,
     embedded,
+)
+from dp_core.audit.exposure import (
+    ALONE,
+    EMBEDDED,
+    IN_ROWS,
+    CanaryData,
+    ExposureRow,
     in_rows,
     interval,
     measure,
     measure_in_rows,
+    null_exposure,
+    null_rank_exposure,
     rows_from_ranks,
     summarise,
 )
-from dp_core.audit.null_exposure import null_exposure, null_rank_exposure
 from dp_core.audit.observations import ranker
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
