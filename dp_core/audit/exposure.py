@@ -546,22 +546,13 @@ def exposure_finding(
     )
 
 
-EXPOSURE: Audit = Audit(
-    "exposure",
-    "Canary exposure",
-    "log2 of the number of candidates minus log2 of the mean rank of a canary's masked secret, in"
-    " bits, for the group with the largest value, among random tokens from a public seed (Carlini"
-    " et al. 2019; Hoory et al. 2021, 5.2)",
+EXPOSURE: Audit = Audit.registered(
     "exposure",
     # No private row is shown, so the finding has the label of the model.
     lambda data: [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)],
 )
-EXPOSURE_IN_ROWS: Audit = Audit(
+EXPOSURE_IN_ROWS: Audit = Audit.registered(
     "exposure_in_rows",
-    "Canary exposure in training rows",
-    "canary exposure, measured as in the papers on the private training rows that contain the"
-    " canaries, for the group with the largest value",
-    "exposure",
     lambda data: [
         exposure_finding(EXPOSURE_IN_ROWS, measure_in_rows(data), IN_ROWS, Label.OPERATOR)
     ],
