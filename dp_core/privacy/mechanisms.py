@@ -46,10 +46,6 @@ from dp_core.privacy.private_selection import RandomCountSelection
 # --- training: Gaussian noise on sums of clipped gradients over sampled batches
 
 Phases = tuple[tuple[float, float, int], ...]  # (rate or batch, noise multiplier σ, steps)
-_TRAINING = (
-    "every row of a unit was clipped together with the unit's other rows",
-    "clipped gradients are summed in float32, and the ε is that of exact sums; noise is exact",
-)
 
 
 def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
@@ -111,7 +107,6 @@ class PoissonGaussian(_PhasedGaussian):
     """
 
     kind = "poisson_gaussian"
-    assumed = ("each unit entered each batch by an independent secret coin", *_TRAINING)
     phases: Phases
 
     @classmethod
@@ -135,10 +130,6 @@ class TruncatedPoissonGaussian(_PhasedGaussian):
     """
 
     kind = "truncated_poisson_gaussian"
-    assumed = (
-        "larger batches were cut at random, by unit, over all shards together",
-        *_TRAINING,
-    )
     conversions = frozenset({REPLACE})
     declared_units: int
     cap: int
@@ -169,13 +160,6 @@ class CyclicPoissonGaussian(_PhasedGaussian):
     """
 
     kind = "cyclic_poisson_gaussian"
-    assumed = (
-        "each unit was dealt to one part by an independent secret coin, and entered each batch of "
-        "its part by another",
-        "the noise of an update was correlated with earlier ones by a matrix that has no more bands"
-        " than there are parts, and columns of norm at most 1",
-        *_TRAINING,
-    )
     cycle: int
     phases: Phases
 
@@ -203,7 +187,6 @@ class FixedSizeGaussian(_PhasedGaussian):
 
     kind = "fixed_size_gaussian"
     neighbours = REPLACE  # no bound for add-or-remove is claimed
-    assumed = ("each batch was a uniform secret subset of the declared slots", *_TRAINING)
     conversions = frozenset()
     slots: int
     phases: Phases
@@ -233,7 +216,6 @@ class Gaussian(MechanismEvent):
 
     kind = "gaussian"
     every_iterate = True  # all of them are released
-    assumed = ("no unit took part more often than once an epoch", *_TRAINING)
     conversions = frozenset({ZERO_OUT, REPLACE})
     noise_multiplier: float
     count: int = 1
@@ -279,10 +261,6 @@ class ThresholdedHistogram(MechanismEvent):
     """
 
     kind = "thresholded_histogram"
-    assumed = (
-        "each unit's words were bounded before anything was counted, independently of all other "
-        "data",
-    )
     conversions = frozenset({ZERO_OUT, REPLACE})
     words_per_unit: int
     sigma: float
@@ -343,10 +321,6 @@ class NoisedWeights(MechanismEvent):
     """
 
     kind = "noised_weights"
-    assumed = (
-        "each unit's items were bounded before anything was counted, independently of all other "
-        "data",
-    )
     conversions = frozenset({ZERO_OUT, REPLACE})
     items_per_unit: int
     scales: tuple[int, ...]
@@ -444,7 +418,6 @@ class PhraseRounds(Composition):
     """
 
     kind = "phrase_rounds"
-    assumed = ("what a round counted was chosen by the earlier rounds' released counts alone",)
     conversions = frozenset({ZERO_OUT, REPLACE})
     rounds: tuple[MechanismEvent, ...]
     lengths: tuple[int, ...]
