@@ -234,6 +234,8 @@ class Delivery:
                 experiment = self._api.get_experiment_by_name(name)
         if experiment is None:
             raise TrackingDown("no experiment")
+        for tag, value in _EXPERIMENT.items() - experiment.tags.items():  # of another creator
+            self._api.set_experiment_tag(experiment.experiment_id, tag, value)
         return str(experiment.experiment_id)
 
     def _run(self, identity: Identity, experiment: str, target: Target) -> Run:
