@@ -481,7 +481,7 @@ def test_occurrences_are_the_units_that_hold_a_canary(tmp_path):
     store = writer.finish()
     assert 0 < expected[1] < expected[0] < 300
     assert list(counted_occurrences(store, canaries).values()) == expected
-    with mock.patch("dp_core.audit.exposure._COUNTED_AT_ONCE", 7):  # units span parts
+    with mock.patch("dp_core.audit.canaries._COUNTED_AT_ONCE", 7):  # units span parts
         assert list(counted_occurrences(store, canaries).values()) == expected
     long = Canary("long", "HHHHHHHHHS", 0.1, tuple(range(2, 12)))
     assert counted_occurrences(store, [long]) == {"long": 0}
