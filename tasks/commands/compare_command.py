@@ -296,7 +296,7 @@ def scores_by_labels(runs: Sequence[Run]) -> Table:
         caption="Scores by labelled text",
         headers=(
             Header("Model", numeric=False),
-            *(Header(*cost.split(", ", 1)) for cost in costs),
+            *(Header(title, unit) for title, _, unit in (cost.partition(", ") for cost in costs)),
             *(Header(text, f"run {n}, F1 or accuracy, %") for n, text in enumerate(names)),
         ),
         rows=tuple((*key, *scores) for key, scores in rows.items()),

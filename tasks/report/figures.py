@@ -257,8 +257,8 @@ def _mark(axes: Axes, panel: Panel) -> None:
         axes.axhline(panel.ceiling, color=COLOURS["axis"], linestyle=":", linewidth=1.2)
     if spending := panel.spending:
         right, name = twin(axes), "ε spent by DP training (right axis)"
-        style = {"color": EPSILON_COLOUR, "linestyle": "--", "linewidth": 1.6}
-        right.plot(spending.updates, spending.epsilon, label=name, **style)
+        (line,) = right.plot(spending.updates, spending.epsilon, "--", label=name)
+        line.set(color=EPSILON_COLOUR, linewidth=1.6)
         right.set_ylabel("ε", rotation=0, labelpad=10, fontsize=13)
         right.set_ylim(bottom=0)
 
@@ -381,12 +381,13 @@ def epochs_figure(rows: Sequence[ModelRow], models: Sequence[ModelRow]) -> Drawi
         for attacked in model.memberships
     )
     panels = [
-        _by_epoch(measure_of(models).axis, scores, y="share"),
+        _by_epoch(measure_of([*rows, *models]).axis, scores, y="share"),
         _by_epoch("Exposure, mean, bits", exposures, y="zero", band=band),
         _by_epoch("Loss on held-out text, nats", losses),
     ]
     shown = "; ".join(panel.title for panel in panels if panel.lines)
-    return lines_figure("epochs", panels, styles_of(models), shown=shown)
+    styles = styles_of(list({row.name: row for row in (*models, *rows)}.values()))
+    return lines_figure("epochs", panels, styles, shown=shown)
 
 
 def _by_epoch(title: str, lines: Lines, **scales: Any) -> Panel:
@@ -443,9 +444,9 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
         for place, value in enumerate([*map(model.f1_by_type.get, types), model.score])
     )
     for model in models:
-        ends = [number_of(end) for end in model.interval or ()]
-        if model.name in lines and ends and None not in ends:
-            lines[model.name][-1] = (*lines[model.name][-1][:2], *ends)
+        low, high = (number_of(end) for end in model.interval or (None, None))
+        if model.name in lines and low is not None and high is not None:
+            lines[model.name][-1] = (*lines[model.name][-1][:2], low, high)
     ticks = {float(place): kind for place, kind in enumerate([*types, measure.over_all])}
     apart = 0.6 / max(1, len(lines))
     panel = Panel("", lines if types else {}, "", ticks, y="share", apart=apart)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -426,8 +427,8 @@ def _memberships(attacked: Input | None, epochs: float) -> tuple[Membership, ...
                 [row for finding in findings for row in finding.details.get("rows", ())]
             ),
             findings[0].details.get("losses", {}),
-            _RARITY.validate_python(findings[0].details.get("rarity", ())),
             round(epochs * updates / last, 2) if len(by_updates) > 1 else math.inf,
+            _RARITY.validate_python(findings[0].details.get("rarity", ())),
         )
         for updates, findings in by_updates.items()
     )
@@ -550,14 +551,14 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
 def _label_counts(spec: ReportSpec, points: Mapping[str, Results]) -> tuple[Fact, ...]:
     """Return the number of labels of each entity type or class, by part of the labelled text."""
     tuned = next((r["finetuning"] for r in points.values() if "finetuning" in r), None)
-    counts: dict[tuple[str, str], Fact] = {}
+    counts, label = Counter[tuple[str, str]](), Label.OPERATOR
     for metric, count in last_values(tuned.result).items() if tuned else ():
         part, counted, kind = metric.partition(LABEL_COUNTS)
         if counted:
             note = "all folds" if spec.settings["entities_folds"] else f"{part} part"
-            others = counts[kind, note].value if (kind, note) in counts else 0
-            counts[kind, note] = Fact(kind, others + int(count.value), count.label, note)
-    return tuple(counts.values())
+            counts[kind, note] += int(count.value)
+            label = count.label
+    return tuple(Fact(kind, number, label, note) for (kind, note), number in counts.items())
 
 
 def _phrase_facts(phrases: Input) -> Iterator[Fact]:

@@ -140,8 +140,8 @@ class Membership:
 
     rows: tuple[MembershipRow, ...]
     losses: Mapping[str, float] = field(default_factory=dict)  # mean of a row, nats, by group
-    rarity: tuple[RarityBucket, ...] = ()  # of the attack by loss
     epochs: float = math.inf  # infinite if the training saved no earlier model
+    rarity: tuple[RarityBucket, ...] = ()  # of the attack by loss
     label = Label.OPERATOR
 
 
@@ -312,10 +312,12 @@ def edition_of(report: Report, edition: Edition) -> Report:
     hidden = _hidden(report, edition)
     if not hidden:
         return report
+
     # A fact marked as withheld would reveal that omissions, or labels of a type, exist.
-    for name in ("omissions", "labels"):
-        existing = tuple(fact for fact in getattr(report, name) if fact.label not in hidden)
-        report = replace(report, **{name: existing})
+    def existing(facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
+        return tuple(fact for fact in facts if fact.label not in hidden)
+
+    report = replace(report, omissions=existing(report.omissions), labels=existing(report.labels))
     shown: Report = _shown(report, hidden)
     # The set of private entity types is private as well.
     types = {

@@ -171,8 +171,12 @@ def test_another_corpus_under_the_same_spec_is_charged_again(chain):
 def test_number_of_rows_is_for_the_operator(chain):
     context = chain.benches["rows"]
     fit = {"coverage", "fertility", "unknown_words"}
-    names = ("units", "rows", "occurrences/HS at 1", *fit)
+    names = ("units", "rows", "tokens", "held_out_tokens", "occurrences/HS at 1", *fit)
     assert context.labels() == {name: {OPERATOR} for name in names}
+    parts = token_store.TRAIN, token_store.HELD_OUT
+    stores = [TokenStore.open(context.out / part) for part in parts]
+    tokens = {n.name: n.value for n in context.numbers if n.name.endswith("tokens")}
+    assert list(tokens.values()) == [store.lengths.sum() for store in stores]
     labels = chain.benches["public rows"].labels()
     assert all(labels[name] == {DP} for name in fit)
     assert context.counted == []

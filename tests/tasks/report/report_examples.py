@@ -320,7 +320,7 @@ def attacked_by_epoch(report: Report) -> Report:
             rows = tuple(replace(r, leakage=s) for r, s in zip(attacks.rows, leaked, strict=True))
             losses = {"members": 3.4 - epoch / 4, "others": 3.4 - epoch / 5}
             when = math.inf if model.kind == "public" else epoch
-            after.append(Membership(rows, losses, rarity, when))
+            after.append(Membership(rows, losses, when, rarity))
         ends = Operator(model.f1.value - 0.0317), Operator(model.f1.value + 0.0319)
         models.append(replace(model, memberships=tuple(after), interval=ends))
     return replace(report, models=tuple(models))
