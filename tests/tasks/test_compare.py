@@ -8,7 +8,7 @@ import pytest
 from step_outputs import publish
 
 from dp_core.labels import Label
-from tasks.commands.compare_command import Run, scores_by_labels
+from tasks.commands.report_command import Run, scores_by_labels
 from tasks.report.model import F1
 from tasks.report.tables import Cell, bits, withheld
 from tasks.results import FIGURES_FILE
