@@ -381,7 +381,7 @@ def epochs_figure(rows: Sequence[ModelRow], models: Sequence[ModelRow]) -> Drawi
         for attacked in model.memberships
     )
     panels = [
-        _by_epoch(measure_of([*rows, *models]).axis, scores, y="share"),
+        _by_epoch(measure_of(models).axis, scores, y="share"),
         _by_epoch("Exposure, mean, bits", exposures, y="zero", band=band),
         _by_epoch("Loss on held-out text, nats", losses),
     ]
