@@ -334,9 +334,8 @@ def suffix_odds(model: AnyModel) -> OddsOf:
 
         def odds(ids: Tensor) -> tuple[Tensor, ...]:
             m, t = ids.shape
-            asked = tf.tile(
-                tf.range(t - 1 - suffix, t - 1)[None], (m, 1)
-            )  # before each suffix token
+            # the place before each suffix token
+            asked = tf.tile(tf.range(t - 1 - suffix, t - 1)[None], (m, 1))
             logits = causal_logits(layers, config, ids[:, :-1], asked)  # (M·L, V)
             sound = tf.reduce_all(tf.math.is_finite(logits))
             values, tokens = tf.math.top_k(logits + barred, k)  # (M·L, k); lower ids win ties
