@@ -371,8 +371,8 @@ def _progress(steps: int) -> Iterator[Watcher]:
             line = f"{name} {now.done}/{now.total}" if now.total else name
             if begun.get(name) != line:
                 begun[name] = line
-                bar.set_description_str(line, refresh=False)
-                bar.update(len(begun) - bar.n)
+                bar.n = len(begun)
+                bar.set_description_str(line)  # draws the bar
 
         yield show
 
