@@ -104,7 +104,7 @@ def test_objects_show_neither_text_nor_the_number_of_rows(jobs):
         for words in (repr(shown), shown._repr_html_()):
             assert SECRET not in words and "58" not in words
     assert "documents, at most: 60" in repr(notes) and "ε: 8" in repr(account)
-    html = library.LedgerFile._repr_html_(SimpleNamespace(public=lambda: {"<i>": "<b>"}))
+    html = library.Shown._repr_html_(SimpleNamespace(public=lambda: {"<i>": "<b>"}))
     assert "<i>" not in html and "<b>" not in html
 
 
@@ -114,14 +114,12 @@ def test_objects_show_neither_text_nor_the_number_of_rows(jobs):
 @pytest.mark.parametrize("kind", ["file", "list", "frame"])
 def test_text_that_changed_after_read_is_refused(tmp_path, jobs, kind):
     file, texts = write(tmp_path / "notes.csv"), list(TEXTS)
-    rows = frame() if kind == "frame" else None
-    source = {"file": file, "list": texts, "frame": rows}[kind]
-    columns = {} if kind == "list" else {"text": "Note", "patient": "PatNr"}
-    notes = library.read(source, **columns)
+    source = {"file": file, "list": texts, "frame": frame()}[kind]
+    notes = library.read(source, **{} if kind == "list" else {"text": "Note", "patient": "PatNr"})
     texts[0] = "another text"
     write(file, texts)
-    if rows is not None:
-        rows.loc[0, "Note"] = texts[0]
+    if kind == "frame":
+        source.loc[0, "Note"] = texts[0]
     account = budget(unit="document")
     with pytest.raises(BadInput, match="changed since `read`"):
         library.train(notes, budget=account)
@@ -198,8 +196,7 @@ def test_source_without_text_is_refused(source):
 
 
 def test_smaller_epsilon_leaves_delta_for_a_later_training(jobs):
-    for _ in range(2):
-        library.train(library.read(TEXTS), budget=budget(unit="document"), epsilon=4)
+    library.train(library.read(TEXTS), budget=budget(unit="document"), epsilon=4)
     pretraining = [spec for *_, spec in jobs[0].steps if getattr(spec, "target", None)]
     assert sum(spec.plan.delta for spec in pretraining) < 2.5e-6
 
@@ -208,10 +205,9 @@ def test_smaller_epsilon_leaves_delta_for_a_later_training(jobs):
     ("code", "kind"), [(1, ConfideError), (2, BadInput), (3, BudgetExceeded), (4, Contradicted)]
 )
 def test_failed_job_raises_the_kind_of_its_exit_code(monkeypatch, code, kind):
-    def fails(job: Job, deployment: Deployment, watch: object) -> JobOutcome:
-        return JobOutcome(job, deployment.logs, exit_code=code, failed="budget: no room")
-
-    monkeypatch.setattr(library, "run_and_give_back", fails)
+    failed = {"exit_code": code, "failed": "budget: no room"}
+    start = lambda job, deployment, _: JobOutcome(job, deployment.logs, **failed)  # noqa: E731
+    monkeypatch.setattr(library, "run_and_give_back", start)
     with pytest.raises(kind, match="no room") as error:
         library.train(library.read(TEXTS), budget=budget(unit="document"))
     assert type(error.value) is kind
@@ -220,12 +216,10 @@ def test_failed_job_raises_the_kind_of_its_exit_code(monkeypatch, code, kind):
 def test_ledger_file_has_its_folder_next_to_it_or_the_home_that_holds_it(tmp_path, deployment):
     ledger = library.Ledger(tmp_path / "ward.db")
     assert ledger.deployment.home == tmp_path / "ward.confide"
-    assert ledger.deployment.variables["CONFIDE_SEEDS"] == str(tmp_path / "ward.confide" / "seeds")
+    assert ledger.deployment.seeds == tmp_path / "ward.confide" / "seeds"
+    assert library.Ledger(deployment.home / "copy.db").deployment.home != deployment.home
     assert library.Ledger(deployment.home / "ledger.db").deployment == deployment
     assert library.Ledger().deployment == deployment
-    other = tmp_path / "other"
-    (other / "seeds").mkdir(parents=True, mode=0o700)
-    assert library.Ledger(other / "x.db").deployment.home == other
 
 
 @pytest.mark.parametrize("has_tqdm", [True, False])
