@@ -55,9 +55,10 @@ def report_page(report: Report, edition: Edition) -> Page:
     """Return the report of a job or a sweep in that edition."""
     shown = edition_of(report, edition)
     figures: tuple[Drawing | None, ...]
+    training = tables.facts_table("training", "Training facts", shown.training)
     if shown.is_sweep:
         figures = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
-        content = {"points": results_table(shown)}
+        content = {"points": results_table(shown), "training": training}
     else:
         figures = (
             exposure_figure(shown.models),
@@ -74,7 +75,7 @@ def report_page(report: Report, edition: Edition) -> Page:
             "loss_by_epoch": losses,
             "leakage_by_epoch": leakages,
             "entities": tables.entity_table(shown.models),
-            "training": tables.facts_table("training", "Training facts", shown.training),
+            "training": training,
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         }
