@@ -212,9 +212,8 @@ class ClippedUpdates:
         )
 
 
-UpdateRule = (
-    PrivateUpdates | OrdinaryUpdates | ClippedUpdates
-)  # an update's batches, and the use of their sum
+# An update's batches, and the use of their sum.
+UpdateRule = PrivateUpdates | OrdinaryUpdates | ClippedUpdates
 
 
 @dataclass(frozen=True)
