@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-newest-tensorflow test-presets mutants check audit format picture bench bench-opacus lock clean
+.PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-newest-tensorflow test-presets mutants check audit format picture docs bench bench-opacus lock clean
 # Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -86,6 +86,11 @@ format: setup-dev ## format the sources
 
 picture: setup-dev ## draw the rooms and their imports into docs/architecture.md
 	$(task)/python scripts/architecture.py
+
+docs: setup ## build the documentation as a site in build/site, strict, with links checked
+	@$(environments) ensure docs
+	$(task)/python scripts/reference_pages.py build/reference
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build
 
 bench: setup-dev ## measure, side by side in one run; results in benchmarks/results
 	@for file in benchmarks/bench_*.py; do echo "$$file"; $(task)/python "$$file" || exit 1; done

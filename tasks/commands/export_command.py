@@ -39,16 +39,29 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
     """
     store = Deployment.from_environment().open_store()
     uri = chosen_model(store, uri, "export")
-    files, inside = _of_updates(_released_files(store, uri), after, uri)
-    names = _of_form(files, adapter, uri)
+    files = export(store, uri, folder, adapter=adapter, after=after)
+    said = f"{folder}: {len(files)} files. Privacy statement: {folder / STATEMENT_WORDS}"
+    answer = {"model": str(folder), "uri": uri, "files": files}
+    write_answer(answer, lambda: click.echo(said))
+
+
+def export(
+    store: Store, uri: str, folder: Path, *, adapter: bool = False, after: int | None = None
+) -> list[str]:
+    """Copy a released model to a new folder; return the sorted names of its files.
+
+    Raises:
+        BadInput: there is no such model, it has no guarantee, or the folder is not empty.
+        Contradicted: an audit refutes the model's claim.
+    """
+    released, inside = _of_updates(_released_files(store, uri), after, uri)
+    names = _of_form(released, adapter, uri)
     source = store.local_copy(uri) / inside
     with new_folder(folder) as partial:
         for name, new in names.items():
             (partial / new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, partial / new)
-    said = f"{folder}: {len(names)} files. Privacy statement: {folder / STATEMENT_WORDS}"
-    answer = {"model": str(folder), "uri": uri, "files": sorted(names.values())}
-    write_answer(answer, lambda: click.echo(said))
+    return sorted(names.values())
 
 
 def show_next(uri: str, dataset: str) -> None:

@@ -10,27 +10,30 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dp_core.audit.canaries import Canary
-from dp_core.audit.exposure import (
-    ALONE,
-    EMBEDDED,
-    IN_ROWS,
-    CanaryData,
-    ExposureRow,
+from dp_core.audit.canaries import (
+    Canary,
     Floats,
     MaskedContexts,
     Ranker,
     alone,
     counted_occurrences,
     embedded,
+)
+from dp_core.audit.exposure import (
+    ALONE,
+    EMBEDDED,
+    IN_ROWS,
+    CanaryData,
+    ExposureRow,
     in_rows,
     interval,
     measure,
     measure_in_rows,
+    null_exposure,
+    null_rank_exposure,
     rows_from_ranks,
     summarise,
 )
-from dp_core.audit.null_exposure import null_exposure, null_rank_exposure
 from dp_core.audit.observations import ranker
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
@@ -478,7 +481,7 @@ def test_occurrences_are_the_units_that_hold_a_canary(tmp_path):
     store = writer.finish()
     assert 0 < expected[1] < expected[0] < 300
     assert list(counted_occurrences(store, canaries).values()) == expected
-    with mock.patch("dp_core.audit.exposure._COUNTED_AT_ONCE", 7):  # units span parts
+    with mock.patch("dp_core.audit.canaries._COUNTED_AT_ONCE", 7):  # units span parts
         assert list(counted_occurrences(store, canaries).values()) == expected
     long = Canary("long", "HHHHHHHHHS", 0.1, tuple(range(2, 12)))
     assert counted_occurrences(store, [long]) == {"long": 0}
