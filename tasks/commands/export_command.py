@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from dp_core.errors import BadInput, Contradicted
+from dp_core.errors import BadInput, ConfideError, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.output import as_json, new_folder, write_answer
 from tasks.commands.report_command import given, latest
 from tasks.protocol.job import names_of
 from tasks.protocol.points import DP_MODEL
 from tasks.releases.provenance import releasable_model
-from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model, read_result
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, kept_folder, of_last_model, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
 
+_CARD = "README.md"
 _MODEL = names_of(DP_MODEL)["pretraining"]
 
 
@@ -36,9 +39,18 @@ _MODEL = names_of(DP_MODEL)["pretraining"]
     metavar="UPDATES",
     help="Export the model that the training kept after this number of updates.",
 )
+@click.option("--license", default="", help="License of the model, for its card.")
+@click.option("--base-model", default="", help="Public model that the training began with.")
+@click.option(
+    "--push",
+    metavar="OWNER/NAME",
+    help="Also upload the copy to a hub (HF_ENDPOINT, HF_TOKEN); a new repository is private.",
+)
 @as_json
-def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
-    """Copy a released model to FOLDER in Hugging Face's layout, with its privacy statement.
+def command(
+    folder: Path, uri: str, adapter: bool, after: int | None, push: str | None, **words: str
+) -> None:
+    """Copy a released model to FOLDER in Hugging Face's layout, with card and privacy statement.
 
     A LoRA adapter is merged into the model, or exported without it by --adapter. Share this copy
     and not the folder in the store, which also holds the operator's metrics. A model without a
@@ -47,6 +59,8 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
     Example:
       confide export ward-model
     """
+    if push:
+        _confirm_hub()
     store = Deployment.from_environment().open_store()
     uri = chosen_model(store, uri, "export")
     files, inside = _of_updates(_released_files(store, uri), after, uri)
@@ -56,9 +70,49 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
         for name, new in names.items():
             (partial / new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, partial / new)
-    said = f"{folder}: {len(names)} files. Privacy statement: {folder / STATEMENT_WORDS}"
-    answer = {"model": str(folder), "uri": uri, "files": sorted(names.values())}
+        _write_card(store, uri, partial, words | {"model_name": folder.resolve().name}, after)
+    if push:
+        _upload(folder, push)
+    said = f"{folder}: {len(names) + 1} files. Privacy statement: {folder / STATEMENT_WORDS}"
+    answer = {"model": str(folder), "uri": uri, "files": sorted([*names.values(), _CARD])}
     write_answer(answer, lambda: click.echo(said))
+
+
+def _write_card(
+    store: Store, uri: str, folder: Path, words: dict[str, str], after: int | None
+) -> None:
+    """Write the model card next to the privacy statement, from the same statement."""
+    from tasks.evidence.pack import model_card
+
+    result = releasable_model(store, uri)
+    statement = json.loads((folder / STATEMENT_DATA).read_text())
+    card = model_card(result, statement, words=words, measured=after is None)
+    (folder / _CARD).write_text(card, encoding="utf-8")
+
+
+def _confirm_hub() -> None:
+    """Raise `BadInput` if the hub's client is missing."""
+    if find_spec("huggingface_hub") is None:
+        raise BadInput("huggingface_hub is missing", where="--push", fix="Install it by pip.")
+
+
+def _upload(folder: Path, repository: str) -> None:
+    """Upload an exported folder to a hub.
+
+    Raises:
+        ConfideError: the hub does not accept it; the exported folder stays.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().create_repo(repository, private=True, exist_ok=True)
+        HfApi().upload_folder(repo_id=repository, folder_path=folder)
+    except Exception as error:  # noqa: BLE001 - the client has many kinds of errors
+        raise ConfideError(
+            f"not uploaded ({type(error).__name__}); the copy is in {folder}",
+            where=repository,
+            fix="Check the name, HF_ENDPOINT and HF_TOKEN.",
+        ) from None
 
 
 def show_next(uri: str, dataset: str) -> None:
