@@ -16,7 +16,7 @@ from tasks.protocol.messages import MetricRecord
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import RESULT, Store
 
-RELEASE = record("used", PoissonGaussian(((0.05, 1.5, 40),)))
+RELEASE = record("used", PoissonGaussian(((0.05, 1.5, 40),), unit=PrivacyUnit.PATIENT))
 STATEMENT = {"privacy_statement.json": json.dumps(privacy_statement([RELEASE]).data)}
 FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a", **STATEMENT}
 
@@ -89,7 +89,8 @@ def test_export_defaults_to_the_last_of_the_kept_models(confide, published, tmp_
     names = ("config.json", "PRIVACY.md")
     files = {f + name: text for f, text in folders.items() for name in names}
     statements = {f + name: text for f in folders for name, text in STATEMENT.items()}
-    uri = published("pretrain", files | statements)
+    metrics = [MetricRecord(name="mlm_accuracy", value=0.5, label="dp")]
+    uri = published("pretrain", files | statements, metrics=metrics)
     for given, words, content in (("last", (), ""), ("early", ("--after", "30"), "after/30")):
         assert confide("export", tmp_path / given, "--uri", uri, *words)[0] == 0
         assert _content(tmp_path / given) == {
@@ -97,6 +98,8 @@ def test_export_defaults_to_the_last_of_the_kept_models(confide, published, tmp_
             "PRIVACY.md": content,
             **STATEMENT,
         }
+        card = (tmp_path / given / "README.md").read_text()
+        assert ("mlm_accuracy" in card) is (given == "last")
     output = confide.refused("export", tmp_path / "none", "--uri", uri, "--after", "45")
     assert "no model was kept after 45 updates" in output
     assert "There are those after 30, 60" in output and not (tmp_path / "none").exists()
@@ -138,7 +141,10 @@ def test_card_states_the_guarantee_and_released_figures_alone(confide, store, mo
     assert "private_accuracy" not in front + body and "0.125" not in front + body
 
 
-def test_upload_to_a_hub_comes_after_the_export_and_names_its_failure(confide, monkeypatch, model):
+def test_upload_to_a_hub_comes_after_the_export_and_names_its_failure(
+    confide, monkeypatch, tmp_path, model
+):
+    monkeypatch.chdir(tmp_path)
     uploads = []
 
     class Hub:
