@@ -43,8 +43,6 @@ from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.data.tokens import split_words
 from dp_core.models.parameters import AnyModel, fresh
-from dp_core.phrases.ngram_release import calibrate, release_phrases
-from dp_core.phrases.text_generator import write_documents
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import loop
@@ -52,8 +50,10 @@ from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import OrdinaryUpdates
 from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.ngram_release import calibrate, release_phrases
 from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import in_turns, whole_words
+from dp_core.vocabulary.text_generator import write_documents
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
 from tasks.steps.training_files import config_of

@@ -22,8 +22,13 @@ from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
-from dp_core.privacy.discrete_gaussian import lattice_deviation
+from dp_core.privacy.discrete_gaussian import (
+    LATTICE_DEVIATION,
+    discrete_gaussian,
+    lattice_gaussian,
+)
 from dp_core.privacy.mechanisms import NoisedWeights
+from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, UnitSets
 from dp_core.vocabulary.partition_selection import (
     Elimination,
@@ -41,9 +46,73 @@ _WITHIN = 1 - 1e-5  # share of δ that is spent; the rest exceeds the accounting
 _ROUNDS = 8
 
 
+FINER_DEVIATION = math.hypot(256 * LATTICE_DEVIATION, 1280)  # of `finer_gaussian`, in places
+
+
+def finer_gaussian(size: int, seed: PrivacySeed, context: bytes) -> Places:
+    """Return draws like `lattice_gaussian`, on a lattice that is 256 times finer."""
+    fine = discrete_gaussian(1280.0, size, seed, context + b" level 1")
+    return 256 * lattice_gaussian(size, seed, context) + fine
+
+
+@dataclass(frozen=True)
+class ComparedWeights(NoisedWeights):
+    """Noised weights of another rule than elimination.
+
+    Attributes:
+        rule: how a unit's weight is shared among its items.
+        sums_are_rounded: sums are rounded instead of weights, on the finer lattice.
+        rounding: places that rounding adds to the norm.
+    """
+
+    kind = ""  # no ledger records it
+    title = "partition selection"
+    rule: str = "weighted"
+    sums_are_rounded: bool = False
+    rounding: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.rule in COMPARED, f"unknown rule {self.rule!r}")
+        self.require(all(a == b for a, b, _ in self.checks), "only elimination adds rounds up")
+        exact = self.rounding >= 0 and self.rounding == int(self.rounding)
+        self.require(exact, "rounding must be a whole number, 0 or more")
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise, in places."""
+        return FINER_DEVIATION if self.sums_are_rounded else LATTICE_DEVIATION
+
+    def norm(self, number: int) -> float:
+        """Return the most places by which a unit moves a round's sums, in l2 norm.
+
+        Where weight is rerouted it is √(1 + 1/d) for units of at most d items, d the larger of N
+        and 4 (docs/proofs.md, "Rerouted weight").
+        """
+        rerouted = self.rule in ("mad", "mad2r")
+        stretch = math.sqrt(1 + 1 / max(4, self.items_per_unit)) if rerouted else 1.0
+        return self.scales[number] * stretch + self.rounding
+
+    def largest_weights(self) -> Floats:
+        """Return the most weight of each of t new items: also at most 1/√t."""
+        t = np.arange(1, self.items_per_unit + 1, dtype=np.float64)
+        return np.minimum(self.largest, 1 / np.sqrt(t))
+
+    def describe(self) -> str:
+        """Return the mechanism in one clause."""
+        return f"noised weights ({self.rule}), at most {self.items_per_unit} items per unit"
+
+
 @dataclass(frozen=True)
 class Weighted(Elimination):
     """Weights of a unit's items with norm 1, without elimination (Gopi et al. 2020, section 4)."""
+
+    mechanism: ComparedWeights
+
+    def noise(self, size: int, seed: PrivacySeed, context: bytes) -> Places:
+        """Return the noise of the items that still count, in places: (size,)."""
+        draw = finer_gaussian if self.mechanism.sums_are_rounded else lattice_gaussian
+        return draw(size, seed, context)
 
     def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
         """Return all items."""
@@ -262,26 +331,30 @@ def _at(
     sigma: float,
 ) -> NoisedWeights | None:
     """Return the mechanism at σ with the smallest thresholds for (ε, δ), or None."""
-    levels = 2 if shape.sums_are_rounded else 1
     # A sum has a bounded number of items, each rounded by less than one place, plus float errors.
     rounding = 0
     if shape.sums_are_rounded:
         rounding = math.isqrt((declared_units + 1) * items_per_unit) + 2
     shares = [(1 - _COUNTING) * share for share in shape.shares] + [_COUNTING]
-    free = NoisedWeights(name, items_per_unit, levels, (1,), ((0, 0, 1),), shape.largest)
-    stretch = free.norm(0)
+
+    def of(scales: tuple[int, ...], checks: tuple[tuple[int, int, int], ...]) -> NoisedWeights:
+        if shape.maker is Elimination:
+            return NoisedWeights(items_per_unit, scales, checks, shape.largest)
+        rest = (name, shape.sums_are_rounded, rounding)
+        return ComparedWeights(items_per_unit, scales, checks, shape.largest, *rest)
+
+    free = of((1,), ((0, 0, 1),))
+    deviation, stretch = free.deviation, free.norm(0) - rounding
     scales = tuple(
-        math.floor((math.sqrt(s) * lattice_deviation(levels) / sigma - rounding) / stretch)
-        for s in shares
+        math.floor((math.sqrt(s) * deviation / sigma - rounding) / stretch) for s in shares
     )
     if min(scales) < math.ceil(math.sqrt(items_per_unit)):
         return None  # the lattice is too coarse for so many items at so much noise
 
     def made(thresholds: list[int]) -> NoisedWeights:
         checks = tuple((a, b, c) for (a, b, _), c in zip(shape.checks, thresholds, strict=True))
-        return NoisedWeights(name, items_per_unit, levels, scales, checks, shape.largest, rounding)
+        return of(scales, checks)
 
-    deviation = lattice_deviation(levels)
     base = [1] * len(shape.checks)
     if made(base).mu >= 1e3:
         return None

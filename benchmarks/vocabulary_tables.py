@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "vocabulary.md"
 RESULTS = ROOT / "benchmarks" / "results"
 MECHANISMS = ("elimination", "mad2r", "mad", "weighted", "policy", "gaussian")
-CORPORA = ("noteevents_format", "pmc_rct_articles")
+CORPUS = "noteevents_format"
 _MARKED = re.compile(r"<!-- (\w[\w ]*) -->\n.*?<!-- end -->", re.DOTALL)
 
 Row = Mapping[str, Any]
@@ -29,15 +29,10 @@ def tables(fits: Row, trainings: Row, selection: Row) -> dict[str, str]:
     makers: dict[str, Callable[[], str]] = {
         "released": lambda: _released(selection.get("released", [])),
         "planted": lambda: _planted(selection.get("planted", [])),
-        "throughput": lambda: _throughput(selection.get("throughput", [])),
+        f"sources {CORPUS}": lambda: _sources(fits.get(CORPUS, {})),
+        f"mechanisms {CORPUS}": lambda: _mechanisms(fits.get(CORPUS, {})),
+        f"models {CORPUS}": lambda: _models(trainings.get(CORPUS, {})),
     }
-    for corpus in CORPORA:
-        of_corpus, models = fits.get(corpus, {}), trainings.get(corpus, {})
-        makers |= {
-            f"sources {corpus}": lambda rows=of_corpus: _sources(rows),
-            f"mechanisms {corpus}": lambda rows=of_corpus: _mechanisms(rows),
-            f"models {corpus}": lambda rows=models: _models(rows),
-        }
     return {name: make() or "Not measured yet." for name, make in makers.items()}
 
 
@@ -61,8 +56,8 @@ def _sources(rows: Mapping[str, Row]) -> str:
 
 
 def _mechanisms(rows: Mapping[str, Row]) -> str:
-    """Return every mechanism at every ε, for two sources."""
-    kinds = [(m, f" · ε {e}") for e in (1, 3, 8) for m in MECHANISMS] + [("paper", "")]
+    """Return every mechanism at ε = 3, for two sources."""
+    kinds = [(mechanism, " · ε 3") for mechanism in MECHANISMS] + [("paper", "")]
     lines = []
     for mechanism, epsilon in kinds:
         names = [f"{source} · {mechanism}{epsilon}" for source in ("private", "public+private")]
@@ -119,14 +114,6 @@ def _planted(rows: list[Row]) -> str:
 
 def _p(value: float) -> str:
     return f"{value:.2g}" if value > 0 else "< 1e-300"
-
-
-def _throughput(rows: list[Row]) -> str:
-    return _table(
-        "what | MB a second | units a second | times plain counts",
-        ([row["what"], f"{row['megabytes_a_second']:,.1f}", f"{row['units_a_second']:,}",
-          f"{row['times_plain_counts']:.2f}"] for row in rows),
-    )  # fmt: skip
 
 
 def _named(name: str, without: str) -> list[str]:

@@ -1,4 +1,18 @@
-"""The DAG that follows Hoory et al. 2021: train a BERT on confidential text and measure it."""
+"""Train a BERT on confidential text under differential privacy, and measure its memorisation.
+
+The job follows *Hoory et al. 2021, Learning and Evaluating a Differentially Private Pre-trained
+Language Model*: a **vocabulary** from a noised histogram (ε_V), **public pre-training**, **DP-SGD
+pre-training** on the private rows (ε_T), **fine-tuning** for entities, classes or pairs (F1 or
+accuracy), and the **exposure** of canaries planted among the private rows. For comparison, the job
+measures the public-only model and a model trained without privacy in the same way.
+
+The default settings use made-up notes. *Trigger* opens the form; invalid values are refused by the
+form or by the first task. A task whose result exists already ends at once, and no release is
+charged twice. The buttons *MLflow run* and *Report* on a task's page open the results.
+
+To run the job on a schedule, set `CONFIDE_TRAIN_SCHEDULE` (cron) and `CONFIDE_TRAIN_SETTINGS` (a
+JSON file). To run it on each new version of a corpus, use the DAG `new_corpus`.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +35,7 @@ PLAN = RunPlan(JobSettings)
     max_active_runs=1,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "training"],
-    doc_md="""
-### Train a BERT on confidential text under differential privacy, and measure its memorisation
-
-The job follows *Hoory et al. 2021, Learning and Evaluating a Differentially Private Pre-trained
-Language Model*: a **vocabulary** from a noised histogram (ε_V), **public pre-training**, **DP-SGD
-pre-training** on the private rows (ε_T), **fine-tuning** for entities, classes or pairs (F1 or
-accuracy), and the **exposure** of canaries planted among the private rows. For comparison, the job
-measures the public-only model and a model trained without privacy in the same way.
-
-The default settings use made-up notes. *Trigger* opens the form; invalid values are refused by the
-form or by the first task. A task whose result exists already ends at once, and no release is
-charged twice. The buttons *MLflow run* and *Report* on a task's page open the results.
-
-To run the job on a schedule, set `CONFIDE_TRAIN_SCHEDULE` (cron) and `CONFIDE_TRAIN_SETTINGS` (a
-JSON file). To run it on each new version of a corpus, use the DAG `new_corpus`.
-""",
+    doc_md=__doc__,
 )
 def dp_bert() -> None:
     """Define the graph; `dags/experiment.py` reads like the paper's method section."""
@@ -47,9 +46,7 @@ def dp_bert() -> None:
         # The report has judged the model by its audits and registered it. The deployment may
         # require that a person approves the promotion.
         if promotion() == "approved":
-            promote = launcher.step(
-                "promote", plan=PLAN.of_run, doc_md="Gives the model the alias `promotable`."
-            )
+            promote = launcher.step("promote", plan=PLAN.of_run)
             drawn.report >> launcher.approval() >> promote
 
 

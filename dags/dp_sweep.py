@@ -1,4 +1,21 @@
-"""The DAG of a sweep: trainings of `dp_bert` over a grid, seeds and folds (paper's Figs. 1, 2)."""
+"""Train over a grid, and draw ε and F1 against each setting.
+
+The grid is in a section of the form. All steps before the private training run once and are
+shared by the points, and with `dp_bert` if the settings agree. **Every private training, with each
+of its seeds, is a separate release and is charged.** Points that differ only in fine-tuning share
+one training. With *Epochs from: checkpoints*, points that differ only in epochs share one, too.
+Fine-tuning seeds and folds on public labels are free. The comparison models are fine-tuned and
+measured in the same way and have no privacy cost: models of public text, unchanged checkpoints, and
+models trained without privacy, which stay with the operator. Causal models are compared by the
+perplexity of private text and are not fine-tuned. A point that fails does not stop the others: the
+report shows the finished points, and the run is marked as failed.
+
+A sweep of more than 256 points is divided into pages. Each run starts the next page at its end,
+and the last run writes the report on all points. The pool limits how many models train at a time.
+
+To run the sweep on a schedule, set `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTINGS` (a
+JSON file).
+"""
 
 from __future__ import annotations
 
@@ -59,25 +76,7 @@ class StartNextPage(TriggerDagRunOperator):
     max_active_runs=1,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "sweep"],
-    doc_md="""
-### Train over a grid, and draw ε and F1 against each setting
-
-The grid is in a section of the form. All steps before the private training run once and are
-shared by the points, and with `dp_bert` if the settings agree. **Every private training, with each
-of its seeds, is a separate release and is charged.** Points that differ only in fine-tuning share
-one training. With *Epochs from: checkpoints*, points that differ only in epochs share one, too.
-Fine-tuning seeds and folds on public labels are free. The comparison models are fine-tuned and
-measured in the same way and have no privacy cost: models of public text, unchanged checkpoints, and
-models trained without privacy, which stay with the operator. Causal models are compared by the
-perplexity of private text and are not fine-tuned. A point that fails does not stop the others: the
-report shows the finished points, and the run is marked as failed.
-
-A sweep of more than 256 points is divided into pages. Each run starts the next page at its end,
-and the last run writes the report on all points. The pool limits how many models train at a time.
-
-To run the sweep on a schedule, set `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTINGS` (a
-JSON file).
-""",
+    doc_md=__doc__,
 )
 def dp_sweep() -> None:
     """Define the graph of one page of the sweep."""
@@ -85,14 +84,12 @@ def dp_sweep() -> None:
     with drawn.reporting:
         start_page = StartNextPage(
             task_id="start_page",
-            task_display_name="Start the next page",
+            **launcher.shown("start_page"),
             trigger_dag_id="dp_sweep",
             logical_date=None,
             skip_when_already_exists=True,
             trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
             retries=0,
-            doc_md="Starts the sweep's next page, which waits for the end of this run. Does "
-            "nothing if this run holds the last points.",
         )
         drawn.measured >> start_page
 

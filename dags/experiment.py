@@ -16,7 +16,7 @@ from airflow.sdk import BaseOperator, TaskGroup, TriggerRule, get_current_contex
 from airflow.sdk.exceptions import AirflowFailException
 
 from dags import launcher
-from dags.launcher import PLAN_ONLY, THIS_PAGE, TRAINING, NamedSteps, each, step, title
+from dags.launcher import PLAN_ONLY, THIS_PAGE, TRAINING, NamedSteps, each, shown, step, title
 from tasks.protocol.job import POINT_STEPS, job_steps, point_steps
 from tasks.protocol.points import Point, first_private, unique
 from tasks.protocol.settings import JobSettings
@@ -190,26 +190,10 @@ def experiment(plan: RunPlan) -> Experiment:
         # The data: confidential notes, public text, labelled text. A run that does not fit its
         # budget is refused before anything is read. The whole run is charged only after text and
         # labels have been read and checked.
-        settings = listed(
-            "settings",
-            plan.texts,
-            task_display_name="Check the settings",
-            doc_md="Checks the form's values again (Airflow accepts unknown keys) and that the "
-            "files exist; lists the texts to read, or none if the run only plans.",
-        )
-        budget = of_run("budget", doc_md="Records the sources; **refuses a run over the budget.**")
-        texts = each(
-            "read",
-            settings,
-            plan=plan.of_point,
-            task_display_name="Read texts",
-            doc_md="Reads the notes, grouped by unit; public text; labels; the tokens to keep from "
-            "a public model.",
-        )
-        reserve = of_run(
-            "reserve",
-            doc_md="Registers all releases together: **either all of them fit, or the run ends.**",
-        )
+        settings = listed("settings", plan.texts)
+        budget = of_run("budget")
+        texts = each("read", settings, plan=plan.of_point)
+        reserve = of_run("reserve")
         settings >> budget >> texts >> reserve
 
     with group("Vocabulary"):
@@ -217,14 +201,10 @@ def experiment(plan: RunPlan) -> Experiment:
         # text lacks, chosen by noised counts: the first release (ε_V). Alternatively, the tokens of
         # a public model are kept. Canaries are drawn after the vocabulary, so that they cannot
         # influence it, and are planted by unit.
-        vocabulary = shared(
-            "vocabulary",
-            doc_md="Learns tokens from public words and noised counts of private words. "
-            "**Charged: ε_V.**",
-        )
-        canaries = shared("canaries", doc_md="Draws canaries from the vocabulary, by public coins.")
-        private_store = shared("private_store", doc_md="Writes private rows, with canaries.")
-        public_store = shared("public_store", doc_md="Writes public rows of token ids.")
+        vocabulary = shared("vocabulary")
+        canaries = shared("canaries")
+        private_store = shared("private_store")
+        public_store = shared("public_store")
         reserve >> vocabulary >> canaries >> private_store
         vocabulary >> public_store
 
@@ -234,20 +214,9 @@ def experiment(plan: RunPlan) -> Experiment:
         # on private rows; each training is a release (ε_T). Models trained without privacy are
         # compared with it. Points that share a training have one instance of it.
         start_list = listed("starts", plan.starts)
-        starts = of_models(
-            "start",
-            start_list,
-            task_display_name="Train on public text",
-            doc_md="Trains the models from which the trainings start: on public text, and on text "
-            "written from phrases that are released with noise (**charged: ε_P**).",
-        )
+        starts = of_models("start", start_list)
         training_list = listed("trainings", plan.trainings, trigger_rule=ONE_IS_ENOUGH)
-        trainings = of_models(
-            "pretraining",
-            training_list,
-            task_display_name="Train on private text",
-            doc_md="Trains a model with DP-SGD, which is **charged: ε_T**, or a model to compare.",
-        )
+        trainings = of_models("pretraining", training_list)
         [private_store, public_store] >> start_list >> starts >> training_list >> trainings
 
     with group("Measure"):
@@ -256,25 +225,13 @@ def experiment(plan: RunPlan) -> Experiment:
         # by guessing which canaries fair coins had put into the training. The models that a
         # training keeps after several epochs share its charge.
         measurement_list = listed("measurements", plan.measurements, trigger_rule=ONE_IS_ENOUGH)
-        measurements = of_models(
-            "measurement",
-            measurement_list,
-            task_display_name="Measure models",
-            doc_md="Fine-tunes a model on labels and scores it, measures how well it remembers its "
-            "canaries, or attacks it by membership inference or an audit.",
-        )
+        measurements = of_models("measurement", measurement_list)
         [starts, trainings] >> measurement_list >> measurements
 
     with group("Report") as reporting:
-        report = of_run(
-            "report",
-            trigger_rule=ONE_IS_ENOUGH,
-            doc_md="Writes one page with ε_V, ε_T, F1, exposure and the privacy statement, and "
-            "registers the models with the audits' verdicts. **Fails if an audit contradicts the "
-            "claim.**",
-        )
+        report = of_run("report", trigger_rule=ONE_IS_ENOUGH)
         # A run that fails before its first release gives its planned budget back.
-        give_back = of_run("give_back", doc_md="Frees the planned budget if no release has begun.")
+        give_back = of_run("give_back")
         measured = [trainings, measurements]
         measured >> report
         [trainings, report] >> give_back.as_teardown(setups=reserve)
@@ -294,12 +251,8 @@ def listed(name: str, steps: Callable[[], list[NamedSteps]], **options: Any) -> 
         steps: function of the run that lists the instances.
         options: options of the task.
     """
-    options = {
-        "task_display_name": f"List the {name}",
-        "doc_md": f"Lists the {name} whose input exists, so that a failed model stops no other.",
-    } | options
 
-    @task(task_id=name, retries=0, **options)
+    @task(task_id=name, retries=0, **shown(name), **options)
     def list_steps() -> list[NamedSteps]:
         return steps()
 

@@ -1,4 +1,17 @@
-"""The DAG that starts `dp_bert` when a private corpus has a new version."""
+"""Train when a private corpus has a new version.
+
+Each private data set in `CONFIDE_CORPORA` (a JSON file: data set → settings of `dp_bert`) is an
+**asset** of the same name. Announce a version with
+
+    ./confide announce ward-notes 2026-11
+
+or on the asset's page (*Create asset event*, extra `{"data_version": "2026-11"}`), or through the
+REST API. This DAG checks the event and starts `dp_bert` with the data set's settings and the new
+version: vocabulary, pre-training, fine-tuning, exposure. **Training on a new version is a new
+release and is charged to the same budget.** If it does not fit, the ledger refuses the run.
+
+A version that was announced before starts no run. Runs of `dp_bert` wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -92,30 +105,14 @@ def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
     max_active_runs=1,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "assets"],
-    doc_md="""
-### Train when a private corpus has a new version
-
-Each private data set in `CONFIDE_CORPORA` (a JSON file: data set → settings of `dp_bert`) is an
-**asset** of the same name. Announce a version with
-
-    ./confide announce ward-notes 2026-11
-
-or on the asset's page (*Create asset event*, extra `{"data_version": "2026-11"}`), or through the
-REST API. This DAG checks the event and starts `dp_bert` with the data set's settings and the new
-version: vocabulary, pre-training, fine-tuning, exposure. **Training on a new version is a new
-release and is charged to the same budget.** If it does not fit, the ledger refuses the run.
-
-A version that was announced before starts no run. Runs of `dp_bert` wait for each other.
-""",
+    doc_md=__doc__,
 )
 def new_corpus() -> None:
     """Define the graph: each event starts a run of `dp_bert`."""
 
-    @task(
-        task_display_name="Read the announcements",
-        doc_md="Lists the events that started this run: each data set with its new version.",
-    )
+    @task(task_display_name="Read the announcements")
     def events() -> list[dict[str, Any]]:
+        """List the events that started this run: each data set with its new version."""
         triggering = get_current_context()["triggering_asset_events"]
         return [
             {"corpus": event.asset.name, "extra": dict(event.extra)}
@@ -129,9 +126,9 @@ def new_corpus() -> None:
             retries=0,
             map_index_template="{{ corpus }}",
             task_display_name="Check the announcement",
-            doc_md="Checks the data set and the version of the event.",
         )
         def job(event: dict[str, Any]) -> dict[str, Any]:
+            """Check the data set and the version of the event."""
             get_current_context()["corpus"] = str(event["corpus"])  # type: ignore[typeddict-unknown-key]
             return run_of(event)
 

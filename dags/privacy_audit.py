@@ -1,4 +1,17 @@
-"""The DAG that audits one model by its predictions on given canaries and texts."""
+"""How much does a model reveal about its training text?
+
+This audit uses only the model's predictions. It measures the **exposure** of canaries,
+**membership inference** (can an attacker distinguish texts that trained the model from texts that
+did not?), and, for a causal model, the **extraction** of both. The model is the output of a
+training step (its URI in the store) or a folder in Hugging Face's layout, trained by anyone. The
+audit is the same as `confide audit`. Its findings are for the operator: they are logged to
+MLflow's restricted experiment.
+
+If the texts were divided in any other way than by **fair coins** before the training, the two
+groups may differ for other reasons, and the audit refutes no claim. With fair coins, the audit
+gives a lower bound on ε. If the bound contradicts the claim of a model of this deployment, the
+claim is withdrawn and the task fails.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +43,7 @@ def plan(params: Mapping[str, Any], point: Point | None) -> dict[str, StepSpec]:
     max_active_runs=1,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "audit"],
-    doc_md="""
-### How much does a model reveal about its training text?
-
-This audit uses only the model's predictions. It measures the **exposure** of canaries,
-**membership inference** (can an attacker distinguish texts that trained the model from texts that
-did not?), and, for a causal model, the **extraction** of both. The model is the output of a
-training step (its URI in the store) or a folder in Hugging Face's layout, trained by anyone. The
-audit is the same as `confide audit`. Its findings are for the operator: they are logged to
-MLflow's restricted experiment.
-
-If the texts were divided in any other way than by **fair coins** before the training, the two
-groups may differ for other reasons, and the audit refutes no claim. With fair coins, the audit
-gives a lower bound on ε. If the bound contradicts the claim of a model of this deployment, the
-claim is withdrawn and the task fails.
-""",
+    doc_md=__doc__,
 )
 def privacy_audit() -> None:
     """Define the graph, which has one step."""
@@ -52,7 +51,6 @@ def privacy_audit() -> None:
         "privacy_audit",
         plan=plan,
         pool=TRAINING,
-        doc_md="Reads the model and the files, and audits the model by its predictions.",
     )
 
 

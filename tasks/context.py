@@ -7,7 +7,6 @@ import hmac
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +34,7 @@ from tasks.runtime.log import StepProgressReporter
 from tasks.storage.backends import is_remote, keyed_digest
 from tasks.storage.copies import Copies
 from tasks.storage.store import CHECKSUMS, RESULT, Store, StoredCheckpoints
+from tasks.tracking.event_log import INFINITE
 from tasks.tracking.tracker import Tracker
 
 SHARD = "shard.parquet"  # the file in a shard's copy
@@ -305,8 +305,8 @@ class StepContext:
         the vocabulary came.
 
         An infinite or missing total is recorded as a tag in words, and as the largest finite
-        number, by which MLflow stores infinity, so that it overrides the smaller total of an
-        earlier step of the model. An infinite ε has the label `operator`.
+        number, which replaces the smaller total of an earlier step of the model in MLflow. An
+        infinite ε has the label `operator`.
         """
         step = len(releases)
         found = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
@@ -316,7 +316,7 @@ class StepContext:
                 words = "no total: unlike units or neighbours" if total.epsilon is None else "inf"
                 self.tracker.tag(f"epsilon{name}", words)
                 label = Public if total.epsilon is None else Operator
-                self.measure(f"epsilon{name}", label(sys.float_info.max), step)
+                self.measure(f"epsilon{name}", label(INFINITE), step)
             else:
                 self.measure(f"epsilon{name}", Public(total.epsilon), step)
                 self.measure(f"delta{name}", Public(total.delta), step)

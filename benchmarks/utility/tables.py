@@ -21,7 +21,6 @@ CORPUS, EPSILON = "made-up", 5.8
 TABLES = {  # name in the page -> recipe
     "gains": "phrases + gradients",
     "gains with more computing": "phrases + gradients, more computing",
-    "gains with few words": "phrases + gradients, few words",
 }
 _HEAD = (
     "patients (seeds) | trained on | MLM accuracy, private text held out | entity F1 "

@@ -12,4 +12,13 @@ from dags.launcher.form import (
     with_form,
 )
 from dags.launcher.outcome import approval, outcome
-from dags.launcher.step_operator import TRAINING, NamedSteps, Plan, defaults, each, step, title
+from dags.launcher.step_operator import (
+    TRAINING,
+    NamedSteps,
+    Plan,
+    defaults,
+    each,
+    shown,
+    step,
+    title,
+)

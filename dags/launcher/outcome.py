@@ -52,13 +52,9 @@ def outcome(last: Callable[[Mapping[str, Any]], str]) -> XComArg:
     teardown itself, so it runs in every case, and Airflow counts its failure.
     """
 
-    @task(
-        task_id="outcome",
-        task_display_name="Decide the run's state",
-        retries=0,
-        doc_md="Fails if a task of this run failed, or if the run was cancelled.",
-    )
+    @task(task_id="outcome", task_display_name="Decide the run's state", retries=0)
     def fail_unless_succeeded() -> None:
+        """Fail if a task of this run failed, or if the run was cancelled."""
         context = get_current_context()
         run, dag = context["run_id"], context["dag"].dag_id
         states = context["ti"].get_task_states(dag_id=dag, run_ids=[run]).get(run, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +27,7 @@ from dags.launcher.outcome import (
     notify,
 )
 from dp_core.errors import BadInput
-from tasks.protocol import HOME, TASK_PYTHON, fork_server
+from tasks.protocol import CHECKOUT, HOME, TASK_PYTHON, fork_server
 from tasks.protocol.messages import Follower, channel_file
 from tasks.protocol.points import Point
 from tasks.protocol.specs import STORE_SCHEME, RunContext, StepSpec
@@ -47,10 +48,8 @@ _OPERATORS = {
     "docker": "dags.launcher.docker_step:DockerStep",
     "kubernetes": "dags.launcher.kubernetes_step:KubernetesStep",
 }
-_IN_WORDS = {
-    "pretraining": "pre-training",
-    "finetuning": "fine-tuning",
-}
+_IN_WORDS = {"pretraining": "pre-training", "finetuning": "fine-tuning"}
+_TASKS = tomllib.loads((CHECKOUT / "dags" / "tasks.toml").read_text(encoding="utf-8"))
 # Containers and pods receive only these variables of the scheduler.
 PLACES = (
     "CONFIDE_STORE",
@@ -122,10 +121,9 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
     Args:
         task_id: the task's name in the plan.
         plan: function from the run's parameters to its steps' specs; called when the task runs.
-        options: options of BaseOperator (`pool`, `trigger_rule`, `doc_md`).
+        options: options of BaseOperator (`pool`, `trigger_rule`).
     """
-    options.setdefault("task_display_name", title(task_id))
-    task: BaseOperator = _operator()(task_id=task_id, plan=plan, **options)
+    task: BaseOperator = _operator()(task_id=task_id, plan=plan, **shown(task_id), **options)
     if task_id == "report":
         task.operator_extra_links = [MlflowRunLink(), ReportLink()]
     return task
@@ -138,15 +136,20 @@ def each(task_id: str, named: Any, *, plan: Plan, **options: Any) -> Any:
         task_id: the task's name.
         named: output of the task that lists the instances as `NamedSteps`.
         plan: as for `step`.
-        options: options of BaseOperator, with its name on Airflow's pages (`task_display_name`).
+        options: options of BaseOperator.
     """
-    template = "{{ task.named.name }}"
-    task = _operator().partial(task_id=task_id, plan=plan, map_index_template=template, **options)
-    return task.expand(named=named)
+    options |= {"map_index_template": "{{ task.named.name }}", **shown(task_id)}
+    return _operator().partial(task_id=task_id, plan=plan, **options).expand(named=named)
 
 
 def _operator() -> Any:
     return resolve_name(_OPERATORS[launcher()])
+
+
+def shown(task_id: str) -> dict[str, str]:
+    """Return a task's name and description on Airflow's pages (`dags/tasks.toml`)."""
+    task = _TASKS[task_id]
+    return {"task_display_name": task.get("title") or title(task_id), "doc_md": task["doc"]}
 
 
 def title(task_id: str) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 from scipy import stats
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, candidates
-from dp_core.audit.exposure import alone, interval, secret_ranks
+from dp_core.audit.canaries import Canary, alone, candidates
+from dp_core.audit.exposure import interval, null_exposure, secret_ranks
 from dp_core.audit.extraction import (
     ALL,
     FROM_CANARIES,
@@ -30,7 +30,6 @@ from dp_core.audit.extraction import (
 )
 from dp_core.audit.membership import Losses, attacks
 from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample, membership_findings
-from dp_core.audit.null_exposure import null_exposure
 from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
 from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
 from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution
@@ -53,34 +52,11 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.subwords import KINDS, kind_of
 
-GIVEN_EXPOSURE = Audit(
-    "exposure_given",
-    "Exposure of given canaries",
-    "log2 of the candidates less log2 of the mean rank of a secret, in bits, each canary alone"
-    " (Carlini et al. 2019)",
-)
-GIVEN_TARGETED = Audit(
-    "extraction_given_targeted",
-    "Extraction of given canaries, targeted",
-    "share of secrets among the k likeliest next tokens (after Carlini et al. 2019)",
-)
-GIVEN_DISCOVERABLE = Audit(
-    "extraction_given_discoverable",
-    "Extraction of given texts, discoverable",
-    "share of suffixes that greedy decoding gives word for word (Carlini et al. 2023)",
-)
-GIVEN_MEMBERSHIP = Audit(
-    "membership_given",
-    "Membership of given texts",
-    "largest advantage, TPR − FPR, of the attacks by losses (Jagannatha et al. 2021;"
-    " docs/membership.md)",
-)
-GIVEN_BOUND = Audit(
-    COIN_BOUND,
-    "Empirical lower bound on ε, by given texts that coins divided",
-    "ε that the guesses about whole units refute, in or out by independent coins, at 95%"
-    " (Steinke, Nasr and Jagielski 2023)",
-)
+GIVEN_EXPOSURE = Audit.registered("exposure_given")
+GIVEN_TARGETED = Audit.registered("extraction_given_targeted")
+GIVEN_DISCOVERABLE = Audit.registered("extraction_given_discoverable")
+GIVEN_MEMBERSHIP = Audit.registered("membership_given")
+GIVEN_BOUND = Audit.registered(COIN_BOUND)
 
 CONTROLS = 8  # number of secrets that were never planted, for each given canary
 UNFAIR = 1e-6  # p-value below which the coins cannot have been fair

@@ -16,22 +16,21 @@ coins. Neither the release's seed nor its noise can be computed from the seed of
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from dp_core.data.corpus import Shard
+from dp_core.data.corpus import Shard, read_shard
 from dp_core.data.hashing import coin, generator, seed_key
-from dp_core.data.privacy_units import UnitTexts, is_held_out, unit_texts
+from dp_core.data.privacy_units import Unit, UnitTexts, in_blocks, is_held_out, units_of
+from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -171,7 +170,7 @@ def texts_with_canaries(
     canaries: Sequence[tuple[Canary, str]],
     shard: Shard,
 ) -> Iterator[UnitTexts]:
-    """Yield a shard's units, some megabytes of text at a time, with their canaries.
+    """Yield a shard's units in blocks, with their canaries.
 
     Each planted canary is an additional text of its unit. Held-out units have no texts, but count
     as units.
@@ -184,20 +183,16 @@ def texts_with_canaries(
         canaries: each canary with the text of its tokens.
         shard: the shard.
     """
-    for block in unit_texts(shard, unit, words_per_unit):
-        kept: list[int] = []
-        rows, carried = [0], list[str]()
-        for unit_id, (begin, end) in zip(
-            block.unit_ids, itertools.pairwise(block.rows.tolist()), strict=True
-        ):
-            if not is_held_out(unit_id, holdout, seed_key(seed)):
-                more = [text for c, text in canaries if carries(c, unit_id, seed)]
-                first = len(block.texts) + len(carried)
-                kept += [*range(begin, end), *range(first, first + len(more))]
-                carried += more
-            rows.append(len(kept))
-        texts = pa.concat_arrays([block.texts, pa.array(carried, pa.large_string())])
-        yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
+
+    def carrying() -> Iterator[Unit]:
+        for each in units_of(read_shard(shard), unit, words_per_unit):
+            texts: list[str] = []
+            if not is_held_out(each.unit_id, holdout, seed_key(seed)):
+                more = (text for c, text in canaries if carries(c, each.unit_id, seed))
+                texts = [*each.texts, *more]
+            yield Unit(each.unit_id, texts)
+
+    return in_blocks(carrying())
 
 
 def _insert(row: Sequence[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
@@ -266,3 +261,116 @@ def throw_coins(seed: PrivacySeed, canaries: int, stream: int = 0) -> Coins:
     key = np.frombuffer(seed.derive("audit coins", stream)[:16], dtype="<u8")
     words = np.random.Philox(key=key).random_raw(canaries)
     return np.asarray(words >> np.uint64(63), np.bool_)
+
+
+# --- contexts in which a model sees canaries
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+_COUNTED_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True)
+class MaskedContexts:
+    """Rows with a masked secret each, ready for the model; rows of one canary are adjacent."""
+
+    input_ids: Ints  # [B, S]
+    lengths: Ints  # [B] number of tokens of each row without padding
+    positions: Ints  # [B] position of the masked secret
+    secrets: Ints  # [B] the masked token
+
+
+# rank [B] of each secret among the candidates, 1 for the model's first choice
+Ranker = Callable[[MaskedContexts], Floats]
+
+
+def alone(canaries: Sequence[Canary], special: SpecialIds, sequence_length: int) -> MaskedContexts:
+    """Return one row for each canary: `[CLS] H H S H H [SEP]`, padded to S = sequence_length."""
+    return masked([(c, [], []) for c in canaries], special, sequence_length)
+
+
+def embedded(
+    canaries: Sequence[Canary],
+    special: SpecialIds,
+    sequence_length: int,
+    *,
+    filler: Sequence[int],
+    repeats: int,
+    seed: int,
+) -> MaskedContexts:
+    """Return `repeats` full rows for each canary, at random positions among random tokens.
+
+    Args:
+        canaries: planted canaries or references. Each has a separate random stream, so that adding
+            a canary changes no other canary's contexts.
+        special: ids of the special tokens.
+        sequence_length: S; every row is full.
+        filler: ids from which the surrounding tokens are drawn uniformly.
+        repeats: R rows for each canary, adjacent.
+        seed: a public seed.
+    """
+    pool = np.asarray(filler, np.int64)
+    framed = []
+    for canary in canaries:
+        coins = context_coins(seed, canary)
+        room = max(0, sequence_length - 2 - len(canary.tokens))
+        for _ in range(repeats):
+            around = pool[coins.integers(0, pool.size, room)].tolist()
+            cut = int(coins.integers(0, room + 1))
+            framed.append((canary, around[:cut], around[cut:]))
+    return masked(framed, special, sequence_length)
+
+
+def masked(
+    framed: Sequence[tuple[Canary, list[int], list[int]]],
+    special: SpecialIds,
+    sequence_length: int,
+) -> MaskedContexts:
+    """Return one row for each canary between the tokens before and after it, secret masked."""
+    size = len(framed)
+    ids = np.full((size, sequence_length), special.pad, np.int32)
+    lengths, positions, secrets = (np.zeros(size, np.int32) for _ in range(3))
+    for row, (canary, before, after) in enumerate(framed):
+        tokens = [special.cls, *before, *canary.tokens, *after, special.sep]
+        if len(tokens) > sequence_length:
+            raise ValueError(f"a canary of {len(canary.tokens)} tokens needs longer rows")
+        ids[row, : len(tokens)] = tokens
+        lengths[row] = len(tokens)
+        positions[row] = 1 + len(before) + canary.secret_index
+        secrets[row] = canary.secret
+        ids[row, positions[row]] = special.mask
+    return MaskedContexts(ids, lengths, positions, secrets)
+
+
+def places_of(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, tuple[Ints, Ints]]:
+    """Return each canary's occurrences by its id: row numbers, and first token's position.
+
+    Occurrences in the original text count, too. The result is as private as the rows.
+    """
+    found: dict[str, list[NDArray[np.int64]]] = {canary.id: [] for canary in canaries}
+    for start in range(0, store.n_rows, _COUNTED_AT_ONCE):
+        tokens = store.tokens[start : start + _COUNTED_AT_ONCE]  # padding is no canary's token
+        for canary in canaries:
+            places = max(0, tokens.shape[1] - len(canary.tokens) + 1)
+            held = np.ones((len(tokens), places), np.bool_)
+            for offset, token in enumerate(canary.tokens):
+                held &= tokens[:, offset : offset + places] == token
+            found[canary.id].append(np.argwhere(held) + np.array([start, 0]))
+    both = {name: np.concatenate(parts).astype(np.int32) for name, parts in found.items()}
+    return {name: (pairs[:, 0], pairs[:, 1]) for name, pairs in both.items()}
+
+
+def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, int]:
+    """Return the number of units that hold each canary, by its id; as private as the rows.
+
+    Canaries that found no room are not counted; occurrences in the original text are.
+    """
+    return {
+        name: len(np.unique(np.searchsorted(store.unit_rows, rows, side="right")))
+        for name, (rows, _) in places_of(store, canaries).items()
+    }
+
+
+def context_coins(seed: int, canary: Canary) -> np.random.Generator:
+    """Return public coins for the contexts of a canary, independent of other canaries."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *canary.tokens])))

@@ -5,21 +5,35 @@ of canaries with one pattern and one rate; and Carlini et al. 2019's rank among 
 were never planted. Contexts in which canaries appear alone or among random tokens use no private
 row, so these readings have the label of the model. Contexts in the rows of the training, as in the
 papers, use private rows, so these readings are for the operator.
+
+Without memory the rank of a uniformly drawn secret is uniform, and the ranks of canaries and
+references are exchangeable. This gives the null distributions of exposure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dp_core.audit.canaries import Canary
-from dp_core.audit.null_exposure import null_exposure, null_rank_exposure
+from dp_core.audit.canaries import (
+    Canary,
+    Floats,
+    Ints,
+    MaskedContexts,
+    Ranker,
+    alone,
+    context_coins,
+    embedded,
+    masked,
+    places_of,
+)
 from dp_core.audit.protocol import Audit, Finding, NullDistribution
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore
@@ -30,113 +44,9 @@ from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 if TYPE_CHECKING:
     from dp_core.audit.extraction import OddsOf
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int32]
-
 ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
 CONTEXTS_PER_CANARY = 8
-_COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
-
-
-@dataclass(frozen=True)
-class MaskedContexts:
-    """Rows with a masked secret each, ready for the model; rows of one canary are adjacent."""
-
-    input_ids: Ints  # [B, S]
-    lengths: Ints  # [B] number of tokens of each row without padding
-    positions: Ints  # [B] position of the masked secret
-    secrets: Ints  # [B] the masked token
-
-
-# rank [B] of each secret among the candidates, 1 for the model's first choice
-Ranker = Callable[[MaskedContexts], Floats]
-
-
-def alone(canaries: Sequence[Canary], special: SpecialIds, sequence_length: int) -> MaskedContexts:
-    """Return one row for each canary: `[CLS] H H S H H [SEP]`, padded to S = sequence_length."""
-    return _masked([(c, [], []) for c in canaries], special, sequence_length)
-
-
-def embedded(
-    canaries: Sequence[Canary],
-    special: SpecialIds,
-    sequence_length: int,
-    *,
-    filler: Sequence[int],
-    repeats: int,
-    seed: int,
-) -> MaskedContexts:
-    """Return `repeats` full rows for each canary, at random positions among random tokens.
-
-    Args:
-        canaries: planted canaries or references. Each has a separate random stream, so that adding
-            a canary changes no other canary's contexts.
-        special: ids of the special tokens.
-        sequence_length: S; every row is full.
-        filler: ids from which the surrounding tokens are drawn uniformly.
-        repeats: R rows for each canary, adjacent.
-        seed: a public seed.
-    """
-    pool = np.asarray(filler, np.int64)
-    framed = []
-    for canary in canaries:
-        coins = _coins(seed, canary)
-        room = max(0, sequence_length - 2 - len(canary.tokens))
-        for _ in range(repeats):
-            around = pool[coins.integers(0, pool.size, room)].tolist()
-            cut = int(coins.integers(0, room + 1))
-            framed.append((canary, around[:cut], around[cut:]))
-    return _masked(framed, special, sequence_length)
-
-
-def _masked(
-    framed: Sequence[tuple[Canary, list[int], list[int]]],
-    special: SpecialIds,
-    sequence_length: int,
-) -> MaskedContexts:
-    size = len(framed)
-    ids = np.full((size, sequence_length), special.pad, np.int32)
-    lengths, positions, secrets = (np.zeros(size, np.int32) for _ in range(3))
-    for row, (canary, before, after) in enumerate(framed):
-        tokens = [special.cls, *before, *canary.tokens, *after, special.sep]
-        if len(tokens) > sequence_length:
-            raise ValueError(f"a canary of {len(canary.tokens)} tokens needs longer rows")
-        ids[row, : len(tokens)] = tokens
-        lengths[row] = len(tokens)
-        positions[row] = 1 + len(before) + canary.secret_index
-        secrets[row] = canary.secret
-        ids[row, positions[row]] = special.mask
-    return MaskedContexts(ids, lengths, positions, secrets)
-
-
-def places_of(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, tuple[Ints, Ints]]:
-    """Return each canary's occurrences by its id: row numbers, and first token's position.
-
-    Occurrences in the original text count, too. The result is as private as the rows.
-    """
-    found: dict[str, list[NDArray[np.int64]]] = {canary.id: [] for canary in canaries}
-    for start in range(0, store.n_rows, _COUNTED_AT_ONCE):
-        tokens = store.tokens[start : start + _COUNTED_AT_ONCE]  # padding is no canary's token
-        for canary in canaries:
-            places = max(0, tokens.shape[1] - len(canary.tokens) + 1)
-            held = np.ones((len(tokens), places), np.bool_)
-            for offset, token in enumerate(canary.tokens):
-                held &= tokens[:, offset : offset + places] == token
-            found[canary.id].append(np.argwhere(held) + np.array([start, 0]))
-    both = {name: np.concatenate(parts).astype(np.int32) for name, parts in found.items()}
-    return {name: (pairs[:, 0], pairs[:, 1]) for name, pairs in both.items()}
-
-
-def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, int]:
-    """Return the number of units that hold each canary, by its id; as private as the rows.
-
-    Canaries that found no room are not counted; occurrences in the original text are.
-    """
-    return {
-        name: len(np.unique(np.searchsorted(store.unit_rows, rows, side="right")))
-        for name, (rows, _) in places_of(store, canaries).items()
-    }
 
 
 def in_rows(
@@ -165,16 +75,12 @@ def in_rows(
     framed = []
     for canary in (*planted, *others):
         rows_of, starts_of = places[canary.id]
-        chosen = np.resize(_coins(data.seed, canary).permutation(len(rows_of))[:repeats], repeats)
+        coins = context_coins(data.seed, canary)
+        chosen = np.resize(coins.permutation(len(rows_of))[:repeats], repeats)
         for number, start in zip(rows_of[chosen].tolist(), starts_of[chosen].tolist(), strict=True):
             row = store.tokens[number, : store.lengths[number]].tolist()
             framed.append((canary, row[1:start], row[start + len(canary.tokens) : -1]))
-    return _masked(framed, data.special, store.tokens.shape[1]), planted, others
-
-
-def _coins(seed: int, canary: Canary) -> np.random.Generator:
-    """Return public coins for the contexts of a canary, independent of other canaries."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *canary.tokens])))
+    return masked(framed, data.special, store.tokens.shape[1]), planted, others
 
 
 @dataclass(frozen=True)
@@ -418,6 +324,120 @@ def _mean_rank_exposure(ranks: Floats, baseline: Floats) -> float:
     return math.log2(baseline.size + 1) - float(np.log2(among_references).mean())
 
 
+# --- laws of ranks without memory
+
+_LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
+_RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
+_CELLS, _CELLS_IN_ALL = 1 << 16, 1 << 22  # sizes of the lattice on which rank exposures are added
+_EXACT_CANARIES = 8  # up to this number, each possible mean rank exposure has its exact probability
+
+
+@dataclass(frozen=True, eq=False)
+class NullExposure:
+    """The law of an exposure, in bits, of a model without memory.
+
+    Attributes:
+        bits: [K] the possible exposures, descending.
+        at_least: [K] the probability of at least this exposure.
+        tolerance: values that are smaller by at most this count as equal.
+    """
+
+    bits: NDArray[np.float64]
+    at_least: NDArray[np.float64]
+    tolerance: float = 1e-9
+
+    @cached_property
+    def expected(self) -> float:
+        """The expectation."""
+        return float(np.diff(self.at_least, prepend=0.0) @ self.bits)
+
+    @cached_property
+    def low(self) -> float:
+        """The lower end of the central 95% band."""
+        return self._exceeded_by(0.975)
+
+    @cached_property
+    def high(self) -> float:
+        """The upper end of the central 95% band."""
+        return self._exceeded_by(0.025)
+
+    def _exceeded_by(self, share: float) -> float:
+        place = int(np.searchsorted(self.at_least, share))
+        return float(self.bits[min(place, self.bits.size - 1)])
+
+    def p_value(self, exposure: float) -> float:
+        """Return the probability of at least this exposure, or 1e-12 where it is smaller."""
+        smaller = int(np.searchsorted(self.bits[::-1], exposure - self.tolerance, side="left"))
+        if smaller == self.bits.size:
+            return _RESOLUTION
+        return max(float(self.at_least[self.bits.size - smaller - 1]), _RESOLUTION)
+
+    def largest_of(self, groups: int) -> NullExposure:
+        """Return the law of the largest of several independent exposures: 1 − (1 − P)^groups."""
+        return replace(self, at_least=1.0 - (1.0 - self.at_least) ** groups)
+
+
+@lru_cache(maxsize=32)
+def null_exposure(candidates: int, canaries: int) -> NullExposure:
+    """Return the law of a group's exposure without memory.
+
+    Args:
+        candidates: V, the number of tokens among which a secret is drawn and ranked.
+        canaries: n, the number of canaries whose ranks are averaged.
+
+    Raises:
+        ValueError: an argument is below 1.
+    """
+    if min(candidates, canaries) < 1:
+        raise ValueError(f"need at least one of each: {candidates=}, {canaries=}")
+    cells = min(candidates, max(64, _LATTICE_POINTS // canaries))
+    size = canaries * (cells - 1) + 1
+    one = np.fft.rfft(np.full(cells, 1 / cells), size)
+    law = np.maximum(np.fft.irfft(one**canaries, size), 0.0)  # law of the sum: n-fold convolution
+    # Cell k of `cells` represents ranks near (k + 1/2)·V/cells + 1/2, exactly if cells = V.
+    sums = np.arange(law.size) / canaries
+    ranks = (sums + 0.5) * (candidates / cells) + 0.5
+    bits = math.log2(candidates) - np.log2(ranks)
+    return NullExposure(bits, np.minimum(np.cumsum(law), 1.0))
+
+
+@lru_cache(maxsize=32)
+def null_rank_exposure(references: int, canaries: int) -> NullExposure:
+    """Return the law of the mean rank exposure of n canaries with one set of R references.
+
+    n canaries compared with the same references are not independent. Without memory all n + R
+    scores are exchangeable, so every way to spread the canaries over the R + 1 gaps between the
+    references is equally likely (Wilcoxon 1945). The sum of log2(1 + references ahead) has the
+    generating function ∏ₖ 1/(1 − z·x^log2(1 + k)), of which the coefficient of zⁿ is computed on a
+    lattice. A value between two lattice points is divided between them, which keeps means exact.
+
+    The result is exact where no two of the n + R ranks are equal, except for the lattice, which
+    spreads the law by 0.0003 bits for n up to 64, and by 0.03 for n = 1,000. A tie counts half.
+    Values that the lattice cannot distinguish count as equal: dividing values between two points
+    moves a sum by up to n cells. With many canaries the effect is negligible.
+
+    Raises:
+        ValueError: fewer than one canary, or a negative number of references.
+    """
+    if references < 0 or canaries < 1:
+        raise ValueError(f"need canaries and references: {references=}, {canaries=}")
+    steps = np.log2(np.arange(1, references + 2))  # (R + 1,) bits that a canary in gap k lacks
+    cells = min(_CELLS, max(64, _CELLS_IN_ALL // canaries))
+    cell = canaries * float(steps[-1]) / (cells - canaries - 2) if references else 1.0
+    law = np.zeros((canaries + 1, cells))
+    law[0, 0] = 1.0
+    for step in steps / cell:
+        whole, part = int(step), float(step - int(step))
+        for count in range(1, canaries + 1):
+            before = law[count - 1]
+            law[count, whole:] += (1 - part) * before[: cells - whole]
+            law[count, whole + 1 :] += part * before[: cells - whole - 1]
+    of_sum = law[canaries] / law[canaries].sum()
+    bits = steps[-1] - np.arange(cells) * cell / canaries
+    moved = cell if canaries <= _EXACT_CANARIES else 0.0
+    return NullExposure(bits, np.minimum(np.cumsum(of_sum), 1.0), moved + 1e-9)
+
+
 # --- as findings
 
 
@@ -526,22 +546,13 @@ def exposure_finding(
     )
 
 
-EXPOSURE: Audit = Audit(
-    "exposure",
-    "Canary exposure",
-    "log2 of the number of candidates minus log2 of the mean rank of a canary's masked secret, in"
-    " bits, for the group with the largest value, among random tokens from a public seed (Carlini"
-    " et al. 2019; Hoory et al. 2021, 5.2)",
+EXPOSURE: Audit = Audit.registered(
     "exposure",
     # No private row is shown, so the finding has the label of the model.
     lambda data: [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)],
 )
-EXPOSURE_IN_ROWS: Audit = Audit(
+EXPOSURE_IN_ROWS: Audit = Audit.registered(
     "exposure_in_rows",
-    "Canary exposure in training rows",
-    "canary exposure, measured as in the papers on the private training rows that contain the"
-    " canaries, for the group with the largest value",
-    "exposure",
     lambda data: [
         exposure_finding(EXPOSURE_IN_ROWS, measure_in_rows(data), IN_ROWS, Label.OPERATOR)
     ],

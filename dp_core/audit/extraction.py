@@ -400,18 +400,5 @@ def _from_canaries(data: CanaryData) -> list[Finding]:
     return [extraction_finding(TARGETED, rows, data.extraction, FROM_CANARIES, fixed, label)]
 
 
-DISCOVERABLE = Audit(
-    "extraction_discoverable",
-    "Extraction, discoverable: from a prefix of the text to its continuation",
-    "share of suffixes that greedy decoding reproduces exactly (Carlini et al. 2023)",
-    "exposure",
-    _from_rows,
-)
-TARGETED = Audit(
-    "extraction_targeted",
-    "Extraction, targeted: from a canary's prefix to its secret",
-    "share of secrets among the k likeliest next tokens, with a public seed (after Carlini et al."
-    " 2019)",
-    "exposure",
-    _from_canaries,
-)
+DISCOVERABLE = Audit.registered("extraction_discoverable", _from_rows)
+TARGETED = Audit.registered("extraction_targeted", _from_canaries)

@@ -463,11 +463,4 @@ def rarity_correlation(rarity: Sequence[RarityBucket]) -> float | None:
     return float(stats.spearmanr([bucket.log_probability for bucket in rarity], leaked).statistic)
 
 
-MEMBERSHIP = Audit(
-    "membership",
-    "Membership inference",
-    "largest advantage, TPR − FPR, of all attacks by losses, references, attention and gradient"
-    " norms (Jagannatha et al. 2021; docs/membership.md)",
-    "membership",
-    _attack_models,
-)
+MEMBERSHIP = Audit.registered("membership", _attack_models)

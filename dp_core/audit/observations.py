@@ -16,8 +16,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.audit.canaries import UNIT_TOKENS
-from dp_core.audit.exposure import Floats, MaskedContexts, Ranker
+from dp_core.audit.canaries import UNIT_TOKENS, Floats, MaskedContexts, Ranker
 from dp_core.audit.extraction import Ids, Odds, OddsOf
 from dp_core.audit.membership import Losses
 from dp_core.data.hashing import U64

@@ -361,17 +361,5 @@ def _guess_coins(data: CoinData) -> list[Finding]:
     return [bound_finding(LOWER_BOUND, verdict, data.label)]
 
 
-LOWER_BOUND = Audit(
-    "epsilon_lower_bound",
-    "Empirical lower bound on ε, one run",
-    "the largest ε refuted at 95% by guesses about the inclusion of whole-unit canaries, which"
-    " independent coins decide (Steinke, Nasr and Jagielski 2023)",
-    "audit",
-    _guess_coins,
-)
-WHITE_BOX_BOUND = Audit(
-    "epsilon_lower_bound_white_box",
-    "Empirical lower bound on ε from the noised sums",
-    "the largest ε that gradient canaries in the sums of the updates refute, at 95% (Nasr et al."
-    " 2023)",
-)
+LOWER_BOUND = Audit.registered("epsilon_lower_bound", _guess_coins)
+WHITE_BOX_BOUND = Audit.registered("epsilon_lower_bound_white_box")

@@ -8,8 +8,10 @@ store findings without knowing their audit. Evidence packs contain the records o
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +20,7 @@ from dp_core.config.fields import Config
 from dp_core.labels import Label
 
 RELEASED = "the released model"
+_AUDITS = tomllib.loads(Path(__file__).with_name("audits.toml").read_text("utf-8"))
 COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds by texts declared as divided by coins
 Verdict = Literal["consistent", "contradicted", "inconclusive", "invalid", "not run"]
 Level = Literal["canary", "example", "document", "patient", "group"]
@@ -168,6 +171,11 @@ class Audit:
     step: str = ""
     run: Callable[[Any], Sequence[Finding]] | None = None
     several: bool = False
+
+    @classmethod
+    def registered(cls, key: str, run: Callable[[Any], Sequence[Finding]] | None = None) -> Audit:
+        """Return the audit that `audits.toml` describes under this key."""
+        return cls(key, run=run, **_AUDITS[key])
 
     def covers(self, finding: Finding) -> bool:
         """Return whether a finding of the step belongs to this audit."""

@@ -19,7 +19,6 @@ import os
 import re
 import tempfile
 import unicodedata
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,7 +156,7 @@ def write_corpus(documents: Iterable[Document], folder: Path, shards: int = SHAR
             rows.add(table)
         while rows.text > shards * SHARD_TEXT:
             shards *= 2
-        digests = _write_shards(rows, folder, shards, range(shards))
+        digests = _write_shards(rows, folder, shards)
     mark = folder / f"{MARK}.partial"
     about = {"format": "confide-corpus", "version": _VERSION, "shards": digests}
     mark.write_text(json.dumps(about, indent=1) + "\n")
@@ -177,20 +176,16 @@ def remake_shards(documents: Iterable[Document], folder: Path, names: Collection
             digest in `corpus.json`. Shards with different digests are discarded.
     """
     expected = {shard.name: shard.sha256 for shard in shards_of(folder)}
-    wanted = [number for number, name in enumerate(expected) if name in names]
     with _scratch(folder) as scratch:
-        rows = _Rows(scratch, len(expected))
-        for table in _tables(documents):
-            is_wanted = np.isin(_range_numbers(table, len(expected)), wanted)
-            rows.add(table.filter(pa.array(is_wanted)))
-        made = _write_shards(rows, scratch, len(expected), wanted)
-        if any(digest != expected[name] for name, digest in made.items()):
+        write_corpus(documents, scratch, len(expected))
+        made = {shard.name: shard.sha256 for shard in shards_of(scratch)}
+        if any(made.get(name) != expected[name] for name in names):
             raise PrivateTextRefusal(
                 "its shards cannot be made again as they were",
                 where=str(folder),
                 fix="Delete the folder and run the corpus step again.",
             )
-        for name in made:
+        for name in names:
             (scratch / name).replace(folder / name)
 
 
@@ -258,21 +253,10 @@ def documents_of(shards: Iterable[Shard]) -> Iterator[Document]:
 
 
 def read_shard(shard: Shard) -> Iterator[Document]:
-    """Yield the documents of one shard.
+    """Yield the documents of one shard, in its order.
 
     Raises:
-        BadInput: the file is missing, or its digest has changed.
-    """
-    for table in read_tables(shard):
-        for row in table.to_pylist():
-            yield Document(**row)
-
-
-def read_tables(shard: Shard) -> Iterator[pa.Table]:
-    """Yield the rows of one shard as tables of `COLUMNS`, some megabytes of text each.
-
-    Raises:
-        BadInput: the file is missing, or its digest has changed.
+        BadInput: the file is missing or damaged.
     """
     try:
         with shard.open() as source:
@@ -281,7 +265,8 @@ def read_tables(shard: Shard) -> Iterator[pa.Table]:
             source.seek(0)
             with pq.ParquetFile(source) as file:
                 for number in range(file.num_row_groups):
-                    yield file.read_row_group(number, use_threads=False).cast(COLUMNS)
+                    table = file.read_row_group(number, use_threads=False).cast(COLUMNS)
+                    yield from (Document(**row) for row in table.to_pylist())
     except _DAMAGED:
         # `from None`: the message of the cause may quote private text.
         raise BadInput(
@@ -451,15 +436,10 @@ def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
     return table.set_column(place, COLUMNS.field(place), [arrow_strings(names)])
 
 
-def _write_shards(
-    rows: _Rows, folder: Path, shards: int, wanted: Collection[int]
-) -> dict[str, str]:
-    """Write the wanted shards of a number of shards; return the digest of each file by name."""
+def _write_shards(rows: _Rows, folder: Path, shards: int) -> dict[str, str]:
+    """Write all shards; return the digest of each file by name."""
     digests = {}
     for number, tables in enumerate(rows.sorted_by(shards)):
-        if number not in wanted:
-            deque(tables, 0)  # consume the range, which is empty or not wanted
-            continue
         name = _name(f"{number:04d}")
         partial = _private(rows.scratch / name)
         _write_shard(partial, tables)

@@ -16,16 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dp_core.data.corpus import (
-    Document,
-    Shard,
-    arrow_strings,
-    read_shard,
-    read_tables,
-)
+from dp_core.data.corpus import Document, arrow_strings
 from dp_core.data.hashing import coin, document_unit_id, drawn, example_name
 from dp_core.data.tokens import word_starts
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -33,7 +26,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]
-_TOGETHER = 1 << 20  # bytes of text that are split at once, so that arrays fit into the cache
+_TOGETHER = 1 << 20  # characters of text that are split at once, so that arrays fit into the cache
 
 
 def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> list[T]:
@@ -154,63 +147,17 @@ def refuse_more_than_declared(units: int, declared: int) -> None:
         )
 
 
-def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
-    """Yield the units of a shard with their texts; units and order are as in `units_of`.
-
-    Raises:
-        BadInput: the shard is damaged; or the unit is `patient`, and a document names no patient.
-    """
-    if unit is PrivacyUnit.EXAMPLE:  # tuples always consist of BERT's words
-        yield from in_blocks(units_of(read_shard(shard), unit, words_per_unit))
-        return
-    left = None
-    for rows in read_tables(shard):
-        table = rows if left is None else pa.concat_tables([left, rows])
-        starts = _unit_starts(table, unit)
-        yield from _cut(table, starts, unit)
-        left = table.slice(starts[-1])  # the next rows may belong to the last unit
-    if left is not None:
-        yield from _cut(left, np.array([0, len(left)]), unit)
-
-
-def _unit_starts(table: pa.Table, unit: PrivacyUnit) -> Ints:
-    """Return the rows at which units begin."""
-    columns = ["patient_id"] if unit is PrivacyUnit.PATIENT else ["patient_id", "document_id"]
-    begins = np.ones(len(table), np.bool_)
-    begins[1:] = False
-    for name in columns:
-        column = table[name].combine_chunks()
-        other = pc.not_equal(column[1:], column[:-1])
-        begins[1:] |= other.to_numpy(zero_copy_only=False)
-    return np.flatnonzero(begins)
-
-
-def _cut(table: pa.Table, bounds: Ints, unit: PrivacyUnit) -> Iterator[UnitTexts]:
-    """Yield the units between bounds in blocks of about a megabyte."""
-    ends = np.cumsum(pc.binary_length(table["text"]).to_numpy())
-    before = np.concatenate([[0], ends])[bounds]
-    first = 0
-    while first < len(bounds) - 1:
-        last = int(np.searchsorted(before, before[first] + _TOGETHER))
-        last = min(max(last, first + 1), len(bounds) - 1)
-        begin, end = int(bounds[first]), int(bounds[last])
-        names = table.select(["patient_id", "document_id"]).take(pa.array(bounds[first:last]))
-        patients, documents = (column.to_pylist() for column in names.columns)
-        if unit is PrivacyUnit.PATIENT:
-            if not all(patients):
-                raise nameless()
-            ids = patients
-        else:
-            ids = list(map(document_unit_id, patients, documents))
-        texts = table["text"].slice(begin, end - begin).combine_chunks()
-        yield UnitTexts(ids, bounds[first : last + 1] - begin, texts)
-        first = last
-
-
 def in_blocks(units: Iterable[Unit]) -> Iterator[UnitTexts]:
-    """Yield the same units in blocks of one thousand."""
-    source = iter(units)
-    while block := list(itertools.islice(source, 1000)):
+    """Yield the same units in blocks of about a megabyte of text."""
+    total = 0
+
+    def block_of(unit: Unit) -> int:
+        nonlocal total
+        total += sum(map(len, unit.texts))
+        return total // _TOGETHER
+
+    for _, group in itertools.groupby(units, key=block_of):
+        block = list(group)
         rows = np.concatenate([[0], np.cumsum([len(unit.texts) for unit in block])])
         texts = arrow_strings([text for unit in block for text in unit.texts])
         yield UnitTexts([unit.unit_id for unit in block], rows, texts)

@@ -268,13 +268,6 @@ class HeldItems:
     starts: Ints
     members: NDArray[np.int32]
 
-    def those(self, chosen: NDArray[np.bool_]) -> HeldItems:
-        """Return the items of the chosen units alone."""
-        lengths = np.diff(self.starts)
-        ids = list(itertools.compress(self.unit_ids, chosen.tolist()))
-        starts = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
-        return HeldItems(ids, self.items, starts, self.members[np.repeat(chosen, lengths)])
-
     def keeping(self, kept: NDArray[np.bool_]) -> HeldItems:
         """Return all units with only the chosen ones of `members`."""
         starts = np.concatenate([[0], np.cumsum(kept)])[self.starts]

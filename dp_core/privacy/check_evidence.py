@@ -546,32 +546,24 @@ def _reduce_histogram(event: Event) -> Reduction:
     return Reduction((part,), (line,))
 
 
-def _norms(event: Event) -> tuple[float, float]:
-    """Return the standard deviation S of the noise and the l2 norm of a unit over all rounds."""
-    square = 1024.0**2
-    for _ in range(event["levels"]):
-        square = 256.0**2 * square + 1280.0**2
-    rerouted = event["rule"] in ("mad", "mad2r")
-    stretch = math.sqrt(1 + 1 / max(4, event["items_per_unit"])) if rerouted else 1.0
-    squares = [(scale * stretch + event["rounding"]) ** 2 for scale in event["scales"]]
-    return math.sqrt(square), math.sqrt(math.fsum(squares))
+_LATTICE = math.sqrt(256.0**2 * 1024.0**2 + 1280.0**2)  # S: deviation of the noise of weights
+
+
+def _sigma_of_weights(event: Event) -> float:
+    """Return the noise of all rounds, relative to the l2 norm of a unit over all rounds."""
+    norm = math.sqrt(math.fsum(float(scale) ** 2 for scale in event["scales"]))
+    return math.sqrt(_LATTICE**2 - 16) / norm
 
 
 def _reduce_noised_weights(event: Event) -> Reduction:
     """Noised weights on a lattice, in rounds; items above a threshold are released."""
 
     items, scales = event["items_per_unit"], event["scales"]
-    deviation, norm = _norms(event)
-    sigma = math.sqrt(deviation**2 - 16) / norm
-    t = np.arange(1, items + 1, dtype=float)
-    weight = np.full(items, event["largest"], dtype=float)
-    if event["rule"] != "elimination":
-        weight = np.minimum(weight, 1 / np.sqrt(t))
-    coin = 0.0
+    sigma, coin = _sigma_of_weights(event), 0.0
     for first, last, threshold in event["checks"]:
-        given = sum(np.ceil(weight * scale) + 1 for scale in scales[first : last + 1])
-        passes = _tail(np.floor(threshold - given), math.sqrt(last - first + 1) * deviation)
-        coin += float(np.max(-np.expm1(t * np.log1p(-np.minimum(passes, 1 - 1e-16)))))
+        given = sum(math.ceil(event["largest"] * scale) + 1 for scale in scales[first : last + 1])
+        passes = float(_tail(threshold - given, math.sqrt(last - first + 1) * _LATTICE))
+        coin -= math.expm1(items * math.log1p(-min(passes, 1 - 1e-16)))
     coin = min(1.0, coin)
     line = (
         f"Gaussian(σ = {sigma:.6g}) for {len(scales)} round(s), and an added δ = {coin:.3g} for an"
@@ -724,24 +716,13 @@ def _phased(batches: str, sampled: str = "sampling rate") -> Callable[[Event], s
     )
 
 
-_WEIGHTED = "a unit's items share a weight of norm 1 evenly"
-_REROUTED = "weight beyond a level goes back to the units"
-RULES = {  # how the weights of a unit's items are bounded
-    "weighted": _WEIGHTED,
-    "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
-    "mad": f"{_REROUTED}, which give it to their other items",
-    "mad2r": f"{_REROUTED}; then once more without what passed and what cannot",
-    "elimination": f"{_WEIGHTED}, round by round, without what passed and what fell behind",
-}
-
-
 def _words_of_weights(event: Event) -> str:
-    deviation, norm = _norms(event)
-    rounds, rule = len(event["scales"]), event["rule"]
+    rounds = len(event["scales"])
     return (
-        f"noised weights ({rule}), at most {event['items_per_unit']} items per unit:"
-        f" {RULES[rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all σ ="
-        f" {math.sqrt(deviation**2 - 16) / norm:.4g} times a unit's norm, noised weights below"
+        f"noised weights (elimination), at most {event['items_per_unit']} items per unit: a unit's"
+        " items share a weight of norm 1 evenly, round by round, without what passed and what fell"
+        f" behind; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all σ ="
+        f" {_sigma_of_weights(event):.4g} times a unit's norm, noised weights below"
         f" {event['checks'][-1][2] / event['scales'][0]:.4g} dropped"
     )
 
@@ -841,13 +822,10 @@ MECHANISMS: dict[str, Mechanism] = {
         "partition selection",
         _ADD_REMOVE,
         {
-            "rule": set(RULES),
             "items_per_unit": _whole(1, 10**6),
-            "levels": _whole(1, 2),
             "scales": [_whole(1)],
             "checks": [(_whole(0), _whole(0), _whole(1))],
             "largest": _RATE,
-            "rounding": _whole(0),
         },
         _words_of_weights,
         _reduce_noised_weights,

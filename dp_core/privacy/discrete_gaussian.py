@@ -185,30 +185,20 @@ def _until(size: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.in
 _COARSE, _FACTOR, _FINE = 1024, 256, 1280
 
 
-def lattice_deviation(levels: int) -> float:
-    """Return S, the deviation in places of what `lattice_gaussian` draws at so many levels."""
-    square = _COARSE**2
-    for _ in range(levels):
-        square = _FACTOR**2 * square + _FINE**2
-    return math.sqrt(square)
+LATTICE_DEVIATION = math.sqrt(_FACTOR**2 * _COARSE**2 + _FINE**2)  # S, in places
 
 
-def lattice_gaussian(
-    levels: int, size: int, seed: PrivacySeed, context: bytes
-) -> NDArray[np.int64]:
-    """Return `size` draws of the discrete Gaussian N_ℤ(0, S²), S = `lattice_deviation(levels)`.
+def lattice_gaussian(size: int, seed: PrivacySeed, context: bytes) -> NDArray[np.int64]:
+    """Return `size` draws of the discrete Gaussian N_ℤ(0, S²), S = `LATTICE_DEVIATION`.
 
-    A value is 256·x + y, with x from the level before and y from N_ℤ(0, 1280²), so few distinct
-    values have to be decided, however fine the lattice. Its law is N_ℤ(0, S²) within a factor
+    A value is 256·x + y, with x from N_ℤ(0, 1024²) and y from N_ℤ(0, 1280²), so few distinct
+    values have to be decided, although the lattice is fine. Its law is N_ℤ(0, S²) within a factor
     1 ± 10⁻²⁰⁰ at every integer: summing over x leaves a Gaussian sum over ℤ whose deviation is at
     least (1/1024² + 256²/1280²)^(−1/2) > 4.99. By Poisson summation this sum differs from its
     average by at most 4·exp(−2π²·4.99²) (as in `convolution_slack`).
     """
     drawn = discrete_gaussian(float(_COARSE), size, seed, context + b" coarse")
-    for level in range(levels):
-        purpose = context + f" level {level}".encode()
-        drawn = _FACTOR * drawn + discrete_gaussian(float(_FINE), size, seed, purpose)
-    return drawn
+    return _FACTOR * drawn + discrete_gaussian(float(_FINE), size, seed, context + b" level 0")
 
 
 def _accepted(sigma: Fraction, proposals: int, stream: WordStream) -> NDArray[np.int64]:

@@ -7,9 +7,11 @@ statements use its methods alone, so a new mechanism is a class in `mechanisms`,
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -50,6 +52,11 @@ class NeighboringRelation(StrEnum):
 
 ADD_REMOVE, ZERO_OUT, REPLACE = NeighboringRelation
 _DELTA_SLACK = 1 + 1e-5  # exceeds the rounding error of δ when parts are added up
+_TABLE = tomllib.loads(Path(__file__).with_name("assumptions.toml").read_text("utf-8"))
+ASSUMED = {kind: tuple(lines) for kind, lines in _TABLE["releases"].items()} | {
+    kind: (*lines, *_TABLE["every_training"]) for kind, lines in _TABLE["trainings"].items()
+}
+STATED: dict[str, str] = _TABLE["statement"] | _TABLE["units"]
 REGISTRY: dict[tuple[str, int], type[MechanismEvent]] = {}
 
 
@@ -63,11 +70,12 @@ class MechanismEvent:
     It is 0 for other units, and where the example is a labelled sentence or text.
 
     A subclass sets `kind` (and `version`, once its fields change), refuses impossible parameters
-    in `__post_init__`, and defines at least `steps`, `describe` and `assumed`.
+    in `__post_init__`, and defines at least `steps`.
 
     Class attributes:
         kind: its name in JSON, with `version`; registers the class.
-        assumed: assumptions about the run on which its ε rests, in addition to its parts'.
+        assumed: assumptions about the run on which its ε rests, in addition to its parts', as
+            `assumptions.toml` lists them under the kind.
         neighbours: the relation for which its ε holds, if it has no parts.
         conversions: relations under which `ConvertedRelation` may state it, by a theorem there.
         every_iterate: whether its ε covers the releases of all steps, and not only the last step's
@@ -89,6 +97,7 @@ class MechanismEvent:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.kind:
+            cls.assumed = ASSUMED.get(cls.kind, cls.assumed)
             REGISTRY[cls.kind, cls.version] = cls
 
     def require(self, condition: bool, message: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from dp_core.privacy.accounting.profiles import (
     DiscreteGaussianTail,
     FixedSizeProfile,
+    Floats,
     HistogramProfile,
     NewItemsProfile,
     Profile,
@@ -25,8 +26,7 @@ from dp_core.privacy.accounting.profiles import (
     TruncatedSubsampledGaussian,
     gaussian,
 )
-from dp_core.privacy.check_evidence import RULES
-from dp_core.privacy.discrete_gaussian import lattice_deviation
+from dp_core.privacy.discrete_gaussian import LATTICE_DEVIATION
 from dp_core.privacy.mechanism_event import (
     ADD_REMOVE,
     REPLACE,
@@ -46,10 +46,6 @@ from dp_core.privacy.private_selection import RandomCountSelection
 # --- training: Gaussian noise on sums of clipped gradients over sampled batches
 
 Phases = tuple[tuple[float, float, int], ...]  # (rate or batch, noise multiplier σ, steps)
-_TRAINING = (
-    "every row of a unit was clipped together with the unit's other rows",
-    "clipped gradients are summed in float32, and the ε is that of exact sums; noise is exact",
-)
 
 
 def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
@@ -111,7 +107,6 @@ class PoissonGaussian(_PhasedGaussian):
     """
 
     kind = "poisson_gaussian"
-    assumed = ("each unit entered each batch by an independent secret coin", *_TRAINING)
     phases: Phases
 
     @classmethod
@@ -135,10 +130,6 @@ class TruncatedPoissonGaussian(_PhasedGaussian):
     """
 
     kind = "truncated_poisson_gaussian"
-    assumed = (
-        "larger batches were cut at random, by unit, over all shards together",
-        *_TRAINING,
-    )
     conversions = frozenset({REPLACE})
     declared_units: int
     cap: int
@@ -169,13 +160,6 @@ class CyclicPoissonGaussian(_PhasedGaussian):
     """
 
     kind = "cyclic_poisson_gaussian"
-    assumed = (
-        "each unit was dealt to one part by an independent secret coin, and entered each batch of "
-        "its part by another",
-        "the noise of an update was correlated with earlier ones by a matrix that has no more bands"
-        " than there are parts, and columns of norm at most 1",
-        *_TRAINING,
-    )
     cycle: int
     phases: Phases
 
@@ -203,7 +187,6 @@ class FixedSizeGaussian(_PhasedGaussian):
 
     kind = "fixed_size_gaussian"
     neighbours = REPLACE  # no bound for add-or-remove is claimed
-    assumed = ("each batch was a uniform secret subset of the declared slots", *_TRAINING)
     conversions = frozenset()
     slots: int
     phases: Phases
@@ -233,7 +216,6 @@ class Gaussian(MechanismEvent):
 
     kind = "gaussian"
     every_iterate = True  # all of them are released
-    assumed = ("no unit took part more often than once an epoch", *_TRAINING)
     conversions = frozenset({ZERO_OUT, REPLACE})
     noise_multiplier: float
     count: int = 1
@@ -279,10 +261,6 @@ class ThresholdedHistogram(MechanismEvent):
     """
 
     kind = "thresholded_histogram"
-    assumed = (
-        "each unit's words were bounded before anything was counted, independently of all other "
-        "data",
-    )
     conversions = frozenset({ZERO_OUT, REPLACE})
     words_per_unit: int
     sigma: float
@@ -335,35 +313,23 @@ class NoisedWeights(MechanismEvent):
     a round by `norm(round)` places at most.
 
     Attributes:
-        rule: how a unit's weight is shared among its items.
         items_per_unit: N, the most distinct items of a unit that count.
-        levels: of the noise: S = `lattice_deviation(levels)`.
         scales: for each round, the number of places that make a weight of 1.
         checks: (first round, last round, threshold): an item whose noised weights of these rounds
             add up to the threshold or more is released after the last.
         largest: the most weight that a unit gives one item in a round, at most 1.
-        rounding: places that rounding adds to the norm, where sums are rounded and not weights.
     """
 
     kind = "noised_weights"
-    assumed = (
-        "each unit's items were bounded before anything was counted, independently of all other "
-        "data",
-    )
     conversions = frozenset({ZERO_OUT, REPLACE})
-    rule: str
     items_per_unit: int
-    levels: int
     scales: tuple[int, ...]
     checks: tuple[tuple[int, int, int], ...]
     largest: float = 1.0
-    rounding: int = 0
 
     def __post_init__(self) -> None:
         rounds = range(len(self.scales))
-        self.require(self.rule in RULES, f"unknown rule {self.rule!r}")
         self.require(self.items_per_unit >= 1, "items_per_unit must be 1 or more")
-        self.require(self.levels in (1, 2), "levels must be 1 or 2")
         self.require(len(self.scales) > 0, "at least one round")
         whole = all(scale >= 1 and scale == int(scale) for scale in self.scales)
         self.require(whole, "scales must be whole numbers, 1 or more")
@@ -372,27 +338,25 @@ class NoisedWeights(MechanismEvent):
             self.require(len(check) == 3, "a check is (first round, last round, threshold)")
             first, last, threshold = check
             self.require(first in rounds and last in rounds, "a check is of rounds there are")
-            adds_up = first < last and self.rule == "elimination"
-            self.require(first == last or adds_up, "only elimination adds rounds up")
+            self.require(first <= last, "a check adds up rounds in their order")
             self.require(threshold >= 1 and threshold == int(threshold), "thresholds are whole")
         self.require(0 < self.largest <= 1, "largest must be above 0, at most 1")
-        exact = self.rounding >= 0 and self.rounding == int(self.rounding)
-        self.require(exact, "rounding must be a whole number, 0 or more")
 
     @property
     def deviation(self) -> float:
         """S: standard deviation of the noise, in places."""
-        return lattice_deviation(self.levels)
+        return LATTICE_DEVIATION
 
     def norm(self, number: int) -> float:
-        """Return the most places by which a unit moves a round's sums, in l2 norm.
+        """Return the most places by which a unit moves a round's sums, in l2 norm."""
+        return float(self.scales[number])
 
-        Where weight is rerouted it is √(1 + 1/d) for units of at most d items, d the larger of N
-        and 4 (docs/proofs.md, "Rerouted weight").
+    def largest_weights(self) -> Floats:
+        """Return the most weight of each of t = 1 … N items that one unit alone holds: (N,).
+
+        Items are dropped between rounds, so it is `largest` for every t.
         """
-        rerouted = self.rule in ("mad", "mad2r")
-        stretch = math.sqrt(1 + 1 / max(4, self.items_per_unit)) if rerouted else 1.0
-        return self.scales[number] * stretch + self.rounding
+        return np.full(self.items_per_unit, self.largest)
 
     @property
     def mu(self) -> float:
@@ -404,15 +368,10 @@ class NoisedWeights(MechanismEvent):
     def coin(self) -> float:
         """The most probability with which items that one unit alone holds are released.
 
-        Each of t such items in a round has a weight of at most `largest`, and of at most 1/√t
-        unless the rule drops items between rounds ("elimination"). The bound takes the worst t for
-        each threshold.
+        The bound takes the worst number t of such items for each threshold.
         """
         t = np.arange(1, self.items_per_unit + 1, dtype=np.float64)
-        weight = np.full(len(t), self.largest)
-        if self.rule != "elimination":
-            weight = np.minimum(weight, 1 / np.sqrt(t))
-        total = 0.0
+        weight, total = self.largest_weights(), 0.0
         for first, last, threshold in self.checks:
             places = sum(np.ceil(weight * s) + 1 for s in self.scales[first : last + 1])
             tail = DiscreteGaussianTail(math.sqrt(last - first + 1) * self.deviation)
@@ -459,7 +418,6 @@ class PhraseRounds(Composition):
     """
 
     kind = "phrase_rounds"
-    assumed = ("what a round counted was chosen by the earlier rounds' released counts alone",)
     conversions = frozenset({ZERO_OUT, REPLACE})
     rounds: tuple[MechanismEvent, ...]
     lengths: tuple[int, ...]

@@ -48,10 +48,6 @@ class RandomCountSelection(MechanismEvent):
     """
 
     kind = "random_count_selection"
-    assumed = (
-        "how many trainings there were is secret, and no training but the best was shown to anyone",
-        "trainings were compared by a score of the released model and public data alone",
-    )
     has_pld = False
     covers_every_iterate = False  # the best model alone is released
     claimed_by_rdp = True  # at the requested δ, not at the event's field `delta`

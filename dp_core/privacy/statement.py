@@ -11,6 +11,7 @@ from dp_core.config.privacy import gives_a_unit_away
 from dp_core.config.release import ReleaseRecord
 from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp
 from dp_core.privacy.check_evidence import PROVEN, statement_words
+from dp_core.privacy.mechanism_event import STATED
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1
@@ -182,27 +183,6 @@ def _json_number(value: float | None) -> float | str | None:
     return "inf" if value is not None and math.isinf(value) else value
 
 
-_REFUSALS = (
-    "whether the texts could be read at all was told to the operator alone: a source is refused,"
-    " before its units are protected, where too much of it is broken, where texts or lists name no"
-    " patient, and where there are more units than declared"
-)
-_SEED = "the seed of noise and sampling is secret and was used for nothing else"
-_FINETUNING = "whatever is done with the model later is covered only if it reads no private text"
-_MARKED = {
-    PrivacyUnit.PATIENT: "a patient's whole text bore one identifier (labelled text by a list of"
-    " whose each document is): whoever has two is two units",
-    PrivacyUnit.DOCUMENT: "a whole document bore one identifier: a copy of it is a unit of its own",
-    PrivacyUnit.EXAMPLE: "a unit is one stretch of words (of labelled text, a sentence): whose text"
-    " fills many has many units",
-}
-_PLANNED = "all these releases were registered as one plan before the first of them was made"
-_UNPLANNED = (
-    "these releases were not registered as one plan: the total presumes that nobody chose the "
-    "noise, batches or length of a later one after seeing what an earlier one gave"
-)
-
-
 def _one_plan(releases: Sequence[ReleaseRecord]) -> bool:
     return len(releases) == 1 or (len({r.plan for r in releases}) == 1 and bool(releases[0].plan))
 
@@ -214,10 +194,10 @@ def _rests_on(
     facts = dict.fromkeys(line for event in events for line in event.assumptions())
     if not facts:
         return []
-    marked = dict.fromkeys(_MARKED[PrivacyUnit(release.unit)] for release in releases)
-    said = [*marked, _REFUSALS, *facts]
+    marked = dict.fromkeys(STATED[release.unit] for release in releases)
+    said = [*marked, STATED["refusals"], *facts]
     if epsilon is not None and len(releases) > 1:
-        said.append(_PLANNED if _one_plan(releases) else _UNPLANNED)
+        said.append(STATED["planned" if _one_plan(releases) else "unplanned"])
     if not any(release.seed_known for release in releases):
-        said.append(_SEED)
-    return [*said, _FINETUNING]
+        said.append(STATED["seed"])
+    return [*said, STATED["finetuning"]]

@@ -1,1 +1,1 @@
-"""Differentially private vocabularies."""
+"""Differentially private vocabularies and phrases."""

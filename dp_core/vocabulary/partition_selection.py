@@ -173,6 +173,10 @@ class Elimination(PartitionSelection):
             total += _added(shard, places, live)
         return total
 
+    def noise(self, size: int, seed: PrivacySeed, context: bytes) -> Places:
+        """Return the noise of the items that still count, in places: (size,)."""
+        return lattice_gaussian(size, seed, context)
+
     def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
         """Return the items whose evidence is at least `DROP` deviations of its noise."""
         noise = np.sqrt(number + 1) * self.mechanism.deviation
@@ -191,7 +195,7 @@ class Elimination(PartitionSelection):
             out = np.zeros(distinct, np.int64)
             bound = context + f" round {number}".encode()
             size = int(live.sum())
-            out[live] = sums[live] + lattice_gaussian(self.mechanism.levels, size, seed, bound)
+            out[live] = sums[live] + self.noise(size, seed, bound)
             return out
 
         for number in rounds:

@@ -34,7 +34,7 @@ from dp_core.privacy.accounting.profiles import (
     shared_deltas,
     upper_tail,
 )
-from dp_core.privacy.discrete_gaussian import lattice_deviation
+from dp_core.privacy.discrete_gaussian import LATTICE_DEVIATION
 from dp_core.privacy.mechanisms import NoisedWeights, PrivacyUnit, ThresholdedHistogram
 from dp_core.vocabulary.partition_selection import Counted, Elimination, PartitionSelection
 
@@ -283,23 +283,20 @@ def _eliminating_at(
     epsilon: float, delta: float, items_per_unit: int, sigma: float
 ) -> NoisedWeights | None:
     """Return elimination at σ with the smallest threshold for (ε, δ), or None."""
-    deviation = lattice_deviation(1)
     shares = [(1 - _COUNTING) * (1 / _ROUNDS)] * _ROUNDS + [_COUNTING]
-    free = NoisedWeights("elimination", items_per_unit, 1, (1,), ((0, 0, 1),), _LARGEST)
-    stretch = free.norm(0)
-    scales = tuple(math.floor(math.sqrt(s) * deviation / sigma / stretch) for s in shares)
+    scales = tuple(math.floor(math.sqrt(s) * LATTICE_DEVIATION / sigma) for s in shares)
     if min(scales) < math.ceil(math.sqrt(items_per_unit)):
         return None  # the lattice is too coarse for so many items at so much noise
 
     def made(threshold: int) -> NoisedWeights:  # all rounds have one threshold
         checks = tuple((0, r, threshold) for r in range(_ROUNDS))
-        return NoisedWeights("elimination", items_per_unit, 1, scales, checks, _LARGEST)
+        return NoisedWeights(items_per_unit, scales, checks, _LARGEST)
 
     if made(1).mu >= 1e3:
         return None
     room = delta * _WITHIN - float(gaussian_delta(epsilon, made(1).mu))
     while room > delta * 1e-9:
-        thresholds = range(1, int(60 * deviation) + 60 * sum(scales))
+        thresholds = range(1, int(60 * LATTICE_DEVIATION) + 60 * sum(scales))
         # The coin falls as the threshold rises.
         least = made(1 + bisect_left(thresholds, -room, key=lambda c: -made(c).coin))
         if least.profile.delta_at(epsilon) <= delta * _WITHIN:

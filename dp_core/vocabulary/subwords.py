@@ -21,8 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from dp_core.data.corpus import Shard
-from dp_core.data.privacy_units import is_held_out, unit_texts
+from dp_core.data.corpus import Shard, read_shard
+from dp_core.data.privacy_units import in_blocks, is_held_out, units_of
 from dp_core.data.tokens import (
     HeldItems,
     WordCodes,
@@ -160,11 +160,11 @@ class UnitWords:
 
     def __call__(self, shard: Shard) -> Iterator[HeldItems]:
         """Yield the distinct words of the shard's units, in blocks of units."""
-        for block in unit_texts(shard, self.unit, self.words_per_unit):
+        units = units_of(read_shard(shard), self.unit, self.words_per_unit)
+        kept = (u for u in units if not is_held_out(u.unit_id, self.holdout, self.holdout_key))
+        for block in in_blocks(kept):
             words = KINDS[self.subwords].encode_words(block.texts)
-            held = held_items(block.unit_ids, words, words.starts[block.rows])
-            kept = [not is_held_out(u, self.holdout, self.holdout_key) for u in block.unit_ids]
-            yield held.those(np.array(kept, np.bool_))
+            yield held_items(block.unit_ids, words, words.starts[block.rows])
 
 
 def _counts_of_shard(words: UnitWords, shard: Shard) -> tuple[pa.Array, NDArray[np.int64]]:
@@ -174,7 +174,7 @@ def _counts_of_shard(words: UnitWords, shard: Shard) -> tuple[pa.Array, NDArray[
 
 def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
     held = np.bincount(block.members, minlength=len(block.items))
-    present = np.flatnonzero(held)  # drops words that only left-out units have
+    present = np.flatnonzero(held)  # drops items that no unit holds
     return block.items.take(pa.array(present)), held[present]
 
 

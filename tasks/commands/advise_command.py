@@ -13,7 +13,7 @@ from dp_core.config.privacy import LEAST_EPSILON, MOST_EPSILON
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
-from tasks.commands.epsilon_command import EPSILON
+from tasks.commands.command_options import options_of
 from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 from tasks.commands.settings_options import (
@@ -43,15 +43,7 @@ NO_PATH = "/path"  # of text that the plan does not need
 
 @click.command("advise")
 @settings_options
-@click.option("--units", type=click.IntRange(min=1), help="Short for --set declared_units=…")
-@click.option("--epsilon", type=EPSILON, help="Total ε of all releases of the run.")
-@click.option("--delta", type=float, help="Total δ of all releases; below 1/units.")
-@click.option(
-    "--write",
-    "written",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the settings to this file, for `confide run --settings`.",
-)
+@options_of("advise")
 @as_json
 def command(
     units: int | None,

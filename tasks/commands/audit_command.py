@@ -11,7 +11,7 @@ import click
 
 from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.errors import BadInput, ConfideError, Contradicted
-from tasks.commands.epsilon_command import Number
+from tasks.commands.command_options import options_of
 from tasks.commands.export_command import chosen_model
 from tasks.commands.output import (
     as_json,
@@ -20,7 +20,7 @@ from tasks.commands.output import (
     write_answer,
     write_pairs,
     write_prose,
-    write_table,
+    write_records,
 )
 from tasks.commands.settings_options import validated
 from tasks.protocol.settings_file import read_object
@@ -38,34 +38,7 @@ _SHARE = {"white-box": 0.02, "black-box": 0.04}  # of the canaries that are gues
 
 @click.command()
 @click.argument("model", required=False, type=_FILE)
-@click.option("--uri", default="", help="A training step's output, in place of MODEL.")
-@click.option("--canaries", "given_canaries", help="Lines of text with the secret in [[brackets]].")
-@click.option("--members", "given_members", help="Texts that trained the model, one per line.")
-@click.option(
-    "--held-out",
-    "given_held_out",
-    help="Texts of the same distribution that did not train the model, one per line.",
-)
-@click.option(
-    "--coins",
-    "given_coins",
-    is_flag=True,
-    help="A fair coin put each text, a whole unit, in or out: gives a lower bound on ε.",
-)
-@click.option("--epsilon", type=float, help="Claimed ε for one text, for a model from elsewhere.")
-@click.option("--delta", type=float, help="δ of that claim.")
-@click.option("--masks", "given_masks", type=click.IntRange(1, 256), default=4, show_default=True)
-@click.option(
-    "--prefix", "extraction_prefix", type=int, help="Tokens of a text that prompt a causal model."
-)
-@click.option(
-    "--suffix", "extraction_suffix", type=int, help="Tokens after the prefix to be extracted."
-)
-@click.option(
-    "--top-k", "extraction_top_k", type=int, help="Guesses for a secret; also top-k of sampling."
-)
-@click.option("--tries", "extraction_tries", type=int, help="Texts to sample for each prefix.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Public.")
+@options_of("audit")
 @as_json
 def audit(
     model: Path | None, uri: str, epsilon: float | None, delta: float | None, **given: Any
@@ -143,23 +116,17 @@ def audit(
 
 
 def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
-    write_table(
-        f"Audits of the model. Claim: {claim}",
-        ["audit", "level", "value", "interval", "at most", "could find", "verdict", "for"],
-        [
-            [
-                record.name,
-                record.level,
-                record.value,
-                "–" if record.interval is None else "{:.3g} … {:.3g}".format(*record.interval),
-                record.ceiling,
-                record.power or record.finding,
-                record.verdict,
-                record.label.value,
-            ]
-            for record in records
-        ],
-    )
+    columns = {
+        "audit": lambda r: r.name,
+        "level": lambda r: r.level,
+        "value": lambda r: r.value,
+        "interval": lambda r: r.interval and "{:.3g} … {:.3g}".format(*r.interval),
+        "at most": lambda r: r.ceiling,
+        "could find": lambda r: r.power or r.finding,
+        "verdict": lambda r: r.verdict,
+        "for": lambda r: r.label.value,
+    }
+    write_records(f"Audits of the model. Claim: {claim}", columns, records)
     write_prose(sentence)
 
 
@@ -167,16 +134,7 @@ def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--epsilon", type=Number(0.01, 20.0), default=4.0, help="ε that is claimed.")
-@click.option("--delta", type=float, default=1e-5, help="δ of the claim.")
-@click.option("--updates", type=click.IntRange(1, 10_000), default=12, help="Of a training.")
-@click.option("--sampling-rate", type=Number(1e-4, 1.0), default=0.5, help="Of every update.")
-@click.option(
-    "--white-box-canaries", type=click.IntRange(0, 1_000_000), default=20_000, help="0: none."
-)
-@click.option(
-    "--black-box-canaries", type=click.IntRange(0, 60_000), default=4_000, help="0: none."
-)
+@options_of("audit-engine")
 @as_json
 def audit_engine(
     epsilon: float,
@@ -277,27 +235,7 @@ def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
 
 @click.command()
 @click.argument("model", required=False, type=_FILE)
-@click.option("--uri", default="", help="A training step's output, in place of MODEL.")
-@click.option(
-    "--out",
-    type=_FILE,
-    default=Path("evidence"),
-    show_default=True,
-    help="A new folder for the pack.",
-)
-@click.option(
-    "--operator", is_flag=True, help="Include figures without noise; keep such a pack private."
-)
-@click.option(
-    "--words",
-    type=_FILE,
-    help="JSON with what you state yourself: license, language, intended_use, data_collection …",
-)
-@click.option(
-    "--check",
-    type=_FILE,
-    help="Check an existing pack, and MODEL's files if given, instead of writing one.",
-)
+@options_of("evidence")
 @as_json
 def evidence(
     model: Path | None,

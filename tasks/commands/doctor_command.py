@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shlex
 import shutil
@@ -12,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 import click
@@ -91,11 +91,11 @@ def _python(deployment: Deployment) -> Iterator[Check]:
 
 
 def _packages(deployment: Deployment) -> Iterator[Check]:
-    for name in ("tensorflow-cpu", "numba", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
-        try:
-            yield Check(name, True, True, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            yield Check(name, False, True, "not installed", f"Run: {SETUP}")
+    versions = {d.name.replace("_", "-").lower(): d.version for d in distributions()}
+    versions.setdefault("tensorflow", versions.get("tensorflow-cpu", ""))
+    for name in ("tensorflow", "numba", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
+        version = versions.get(name, "")
+        yield Check(name, bool(version), True, version or "not installed", f"Run: {SETUP}")
 
 
 def _machine(deployment: Deployment) -> Iterator[Check]:

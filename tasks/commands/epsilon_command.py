@@ -1,73 +1,37 @@
-"""`confide epsilon` and `confide calibrate`: ε of a DP-SGD training, and the noise for a target."""
+"""`confide epsilon`, `calibrate` and `paper-table`: ε and noise of given and printed parameters."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from dp_core.config.privacy import LEAST_DELTA, LEAST_NOISE, refuse_large_delta
+from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput
 from dp_core.privacy import mechanisms
-from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp, epsilon_unamplified
+from dp_core.privacy.accounting.accountants import (
+    epsilon_paper_conversion,
+    epsilon_pld,
+    epsilon_rdp,
+    epsilon_unamplified,
+)
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
 from dp_core.privacy.accounting.tradeoff import group_privacy
-from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, options, write_answer, write_pairs
+from tasks.commands.command_options import options_of
+from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 
 
-class Number(click.FloatRange):
-    """A number in a range; `click.FloatRange` alone admits NaN."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number, or refuse it with the option's name."""
-        number: float = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail("nan is not a number", param, ctx)
-        return number
-
-
-EPSILON = Number(1e-6, 500.0)
-DELTA = Number(LEAST_DELTA, 1 - 1e-9)
-_NOISE = Number(LEAST_NOISE, MOST_NOISE)
-_RATE = Number(1e-9, 1.0)  # from 1 / (largest number of units)
-_COUNT = click.IntRange(1, 10**12)
-
 # The options of a training except its noise, which are the fields of `Training`.
-training_options = options(
-    click.option("--sampling-rate", type=_RATE, help="q: expected batch over units."),
-    click.option("--steps", type=_COUNT, help="Number of updates."),
-    click.option(
-        "--phase",
-        "phases",
-        type=(_RATE, _COUNT),
-        multiple=True,
-        metavar="RATE STEPS",
-        help="A phase of a batch schedule; repeat it instead of --sampling-rate and --steps.",
-    ),
-    click.option(
-        "--sampling",
-        type=click.Choice(["poisson", "truncated-poisson", "fixed-size", "shuffled"]),
-        default="poisson",
-        show_default=True,
-        help="How batches are drawn; determines ε and the neighbouring relation.",
-    ),
-    click.option(
-        "--units",
-        type=_COUNT,
-        help="Declared units; for truncated-poisson and fixed-size. δ is checked against it.",
-    ),
-    click.option("--cap", type=_COUNT, help="Largest batch; for truncated-poisson."),
-    click.option("--delta", type=DELTA, required=True, help="δ at which ε is stated."),
-)
+training_options = options_of("training")
 
 
 @dataclass(frozen=True)
@@ -83,7 +47,8 @@ class Training:
     delta: float
 
     def __post_init__(self) -> None:
-        _check_delta(self.delta, self.units)
+        if self.units is not None:
+            refuse_large_delta([self.delta], self.units, "--delta")
 
     @property
     def schedule(self) -> Schedule:
@@ -138,12 +103,6 @@ class Training:
         }
 
 
-def _check_delta(delta: float, units: int | None) -> None:
-    """Refuse a δ that is not below 1/units."""
-    if units is not None:
-        refuse_large_delta([delta], units, "--delta")
-
-
 def _whole_batch(rate: float, units: int) -> int:
     """Return rate · units. A batch rounded down would state an ε that is too small."""
     batch = round(rate * units)
@@ -164,11 +123,8 @@ def _required(value: int | None, option: str) -> int:
 
 
 @click.command("epsilon")
-@click.option("--noise-multiplier", type=_NOISE, required=True, help="σ of one update, over C.")
+@options_of("epsilon")
 @training_options
-@click.option(
-    "--group", type=_COUNT, default=1, show_default=True, help="Also for a group of so many units."
-)
 @as_json
 def command(noise_multiplier: float, group: int, **given: Any) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units.
@@ -214,11 +170,8 @@ def calibrate() -> None:
 
 
 @calibrate.command("training")
-@click.option("--epsilon", type=EPSILON, required=True, help="Target ε (PLD).")
+@options_of("calibrate training")
 @training_options
-@click.option(
-    "--noise-multiplier", type=_NOISE, help="σ; computes the number of updates (without --steps)."
-)
 @as_json
 def training(epsilon: float, noise_multiplier: float | None, **given: Any) -> None:
     """Compute the smallest σ for a number of updates, or the most updates for a σ.
@@ -255,23 +208,7 @@ def training(epsilon: float, noise_multiplier: float | None, **given: Any) -> No
 
 
 @calibrate.command("vocabulary")
-@click.option("--epsilon", type=EPSILON, required=True, help="Target ε.")
-@click.option("--delta", type=DELTA, required=True, help="Target δ.")
-@click.option(
-    "--tuple-words",
-    "words",
-    type=_COUNT,
-    required=True,
-    help="N: the largest number of distinct words that a unit contributes (256 in the paper).",
-)
-@click.option("--units", type=_COUNT, help="Declared units; δ must be below 1/units.")
-@click.option(
-    "--mode",
-    type=click.Choice(["exact", "paper"]),
-    default="exact",
-    show_default=True,
-    help="paper: by Corollary 1 of Hoory et al. 2021, with the δ that it truly gives.",
-)
+@options_of("calibrate vocabulary")
 @as_json
 def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode: str) -> None:
     """Compute the σ with the smallest threshold, which releases the most words.
@@ -279,7 +216,8 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
     Example:
       confide calibrate vocabulary --epsilon 1 --delta 1e-9 --tuple-words 256
     """
-    _check_delta(delta, units)
+    if units is not None:
+        refuse_large_delta([delta], units, "--delta")
     found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
     if mode == "paper":
         sigma = selection.paper_sigma(epsilon, delta, words)
@@ -299,3 +237,104 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
         earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
         found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
     write_answer(found, lambda: write_pairs(title, found))
+
+
+# --- figures of papers
+
+_PRINTED = Path(__file__).with_name("printed_epsilons.toml")
+_PARAMETERS = ("examples", "batch", "sigma", "updates", "delta")
+_NOT_PRINTED: dict[str, Any] = {
+    "printed": None,
+    "source": "neither",
+    "more": {},
+    "paper": "Hoory et al. 2021",
+}
+
+
+@click.command("paper-table")
+@as_json
+def papers() -> None:
+    """Recompute the papers' figures: the printed value and the true one for its parameters.
+
+    Example:
+      confide paper-table
+    """
+    rows = paper_table()
+    write_answer(rows, lambda: _show_papers(rows))
+
+
+def _show_papers(rows: list[dict[str, Any]]) -> None:
+    def text(value: object) -> str:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    for paper, of_paper in itertools.groupby(rows, lambda row: row["paper"]):
+        write_table(
+            f"{paper}, recomputed",
+            ["figure", "from", "printed", "true", "verdict"],
+            [
+                [
+                    row["figure"],
+                    ", ".join(f"{name}={text(value)}" for name, value in row["parameters"].items()),
+                    *(row[name] for name in ("printed", "true", "verdict")),
+                ]
+                for row in of_paper
+            ],
+        )
+
+
+def paper_table() -> list[dict[str, Any]]:
+    """Return every row, starting with the vocabulary. Takes seconds.
+
+    A row has the figure's `name`, its description (`figure`), the `parameters` of the computation,
+    the `printed` value, the `source` that prints it, the `true` value, `more` values of the same
+    parameters, a `verdict` of one sentence, and the `paper`.
+    """
+    printed = tomllib.loads(_PRINTED.read_text(encoding="utf-8"))
+    vocabulary = _of_vocabulary(selection.paper_parameters())
+    rows = [
+        *(row | vocabulary[row["name"]] for row in printed["vocabulary"]),
+        *map(_of_arithmetic, printed["arithmetic"]),
+        *map(_of_training, printed["training"]),
+    ]
+    return [_NOT_PRINTED | row for row in rows]
+
+
+def _of_vocabulary(paper: selection.PaperHistogram) -> dict[str, dict[str, Any]]:
+    """Return the computed fields of each row of the vocabulary."""
+    given = {"N": paper.words_per_unit, "σ": paper.sigma}
+    at_delta = given | {"δ": paper.claimed_delta}
+    best = selection.calibrate(paper.epsilon, paper.claimed_delta, paper.words_per_unit)
+    exact = {"N": best.items_per_unit, "ε": best.epsilon, "δ": best.delta, "σ": best.sigma}
+    return {
+        "epsilon_v_formula": {"parameters": at_delta, "true": paper.epsilon},
+        "threshold_formula": {
+            "parameters": at_delta,
+            "true": paper.threshold,
+            "more": {"lone_word_passes": paper.lone_word},
+        },
+        "delta_v": {
+            "parameters": given | {"C": paper.threshold, "ε": paper.epsilon},
+            "true": paper.true_delta,
+        },
+        "threshold_right": {
+            "parameters": at_delta,
+            "true": paper.right_threshold,
+            "more": {"delta": paper.right_delta},
+        },
+        "threshold_exact": {"parameters": exact, "true": best.threshold},
+    }
+
+
+def _of_arithmetic(row: dict[str, Any]) -> dict[str, Any]:
+    first, *others = row["parameters"].values()
+    product = row["name"] == "batch_product"
+    return row | {"true": first * math.prod(others) if product else first / others[0]}
+
+
+def _of_training(row: dict[str, Any]) -> dict[str, Any]:
+    parameters = {name: row.pop(name) for name in _PARAMETERS}
+    rate, delta = parameters["batch"] / parameters["examples"], parameters["delta"]
+    event = mechanisms.PoissonGaussian.single(rate, parameters["sigma"], parameters["updates"])
+    older = {"epsilon_old_conversion": epsilon_paper_conversion(event, delta)}
+    more = {"epsilon_rdp": epsilon_rdp(event, delta), **older}
+    return row | {"parameters": parameters, "true": epsilon_pld(event, delta), "more": more}

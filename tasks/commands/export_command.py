@@ -12,6 +12,7 @@ import click
 
 from dp_core.errors import BadInput, ConfideError, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
+from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, new_folder, write_answer
 from tasks.commands.report_command import given, latest
 from tasks.protocol.job import names_of
@@ -27,25 +28,7 @@ _MODEL = names_of(DP_MODEL)["pretraining"]
 
 @click.command("export")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--uri", default="", help="A training step's output; by default, of the latest run.")
-@click.option(
-    "--adapter",
-    is_flag=True,
-    help="Export only the LoRA adapter, in PEFT's layout, for use with its base model.",
-)
-@click.option(
-    "--after",
-    type=click.IntRange(min=1),
-    metavar="UPDATES",
-    help="Export the model that the training kept after this number of updates.",
-)
-@click.option("--license", default="", help="License of the model, for its card.")
-@click.option("--base-model", default="", help="Public model that the training began with.")
-@click.option(
-    "--push",
-    metavar="OWNER/NAME",
-    help="Also upload the copy to a hub (HF_ENDPOINT, HF_TOKEN); a new repository is private.",
-)
+@options_of("export")
 @as_json
 def command(
     folder: Path, uri: str, adapter: bool, after: int | None, push: str | None, **words: str

@@ -24,7 +24,8 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import corpus_readers
 from dp_core.data.readers.sources import bare_name, entries, refuse_damaged_file, text_lines
 from dp_core.errors import BadInput
-from tasks.commands.output import as_json, options, write_answer, write_pairs, write_prose
+from tasks.commands.command_options import options
+from tasks.commands.output import as_json, write_answer, write_pairs, write_prose
 from tasks.commands.settings_options import absolute, validated, write_settings
 from tasks.protocol.defaults import default_delta
 from tasks.protocol.settings import JobSettings

@@ -12,8 +12,8 @@ from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
 from dp_core.privacy.mechanisms import NeighboringRelation
 from dp_core.privacy.statement import epsilons, total_epsilon
-from tasks.commands.epsilon_command import DELTA, EPSILON
-from tasks.commands.output import as_json, write_answer, write_pairs, write_prose, write_table
+from tasks.commands.command_options import options_of
+from tasks.commands.output import as_json, write_answer, write_pairs, write_prose, write_records
 from tasks.commands.settings_options import (
     JOBS,
     absolute,
@@ -67,35 +67,7 @@ def command(context: click.Context) -> None:
 
 @command.command("register")
 @click.argument("dataset")
-@click.option("--unit", type=click.Choice(["example", "document", "patient"]))
-@click.option(
-    "--epsilon",
-    "budget_epsilon",
-    type=EPSILON,
-    help="ε of all releases of the data set together.",
-)
-@click.option(
-    "--delta", "budget_delta", type=DELTA, help="δ of the same guarantee; far below 1/units."
-)
-@click.option(
-    "--public",
-    is_flag=True,
-    help="The data set is public or made up: no budget, for runs with all_public.",
-)
-@click.option(
-    "--relation",
-    type=click.Choice(["add-or-remove-one", "zero-out-one", "replace-one"]),
-    default="add-or-remove-one",
-    show_default=True,
-    help="Neighbouring relation. Confide's trainings need the default.",
-)
-@click.option(
-    "--order",
-    type=float,
-    help="Rényi order of the filter, or inf to add up (ε, δ) run by run; the default admits the "
-    "most Gaussian mechanisms.",
-)
-@click.option("--shares-budget-with", help="A registered data set that may hold the same people.")
+@options_of("ledger register")
 @as_json
 def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
     """Register the budget of a private data set. It cannot be raised later.
@@ -123,9 +95,7 @@ def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
 
 @command.command("declare-public")
 @click.argument("paths", nargs=-1)
-@click.option(
-    "--known-private", is_flag=True, help="Allow files that were read as private text before."
-)
+@options_of("ledger declare-public")
 @as_json
 def declare_public(paths: tuple[str, ...], known_private: bool) -> None:
     """Declare files and folders public (local or gs://).
@@ -309,22 +279,16 @@ def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
 
 def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) -> None:
     """Write budgets, releases and public sources, and a line for a run that may not fit again."""
-    write_table(
-        "Privacy budgets",
-        ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases"],
-        [
-            [
-                name,
-                one["unit"] or "made up",
-                one["relation"],
-                one["epsilon"],
-                one["delta"],
-                "–" if one["left"] is None else f"{one['share']:.1%}",
-                one["charged_entries"],
-            ]
-            for name, one in found.items()
-        ],
-    )
+    columns = {
+        "data set": lambda row: row[0],
+        "unit": lambda row: row[1]["unit"] or "made up",
+        "neighbours": lambda row: row[1]["relation"],
+        "ε": lambda row: row[1]["epsilon"],
+        "δ": lambda row: row[1]["delta"],
+        "spent": lambda row: None if row[1]["left"] is None else f"{row[1]['share']:.1%}",
+        "releases": lambda row: row[1]["charged_entries"],
+    }
+    write_records("Privacy budgets", columns, found.items())
     seen = {r["id"]: r for one in found.values() for r in one["history"]}
     if latest := sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]:
         show_history("Latest releases", latest)
@@ -358,20 +322,14 @@ def public_source(source: PublicSource) -> dict[str, Any]:
 
 def show_public(sources: list[PublicSource]) -> None:
     """Write the table of sources that are declared public."""
-    write_table(
-        "Declared public",
-        ["source", "digest", "declared", "read as private in", "holds"],
-        [
-            [
-                source.label,
-                source.mark,
-                _minute(source.declared_at),
-                ", ".join(source.private_in),
-                "yes" if source.holds else "NO: declare it with --known-private",
-            ]
-            for source in sources
-        ],
-    )
+    columns = {
+        "source": lambda source: source.label,
+        "digest": lambda source: source.mark,
+        "declared": lambda source: _minute(source.declared_at),
+        "read as private in": lambda source: ", ".join(source.private_in),
+        "holds": lambda source: "yes" if source.holds else "NO: declare it with --known-private",
+    }
+    write_records("Declared public", columns, sources)
 
 
 def _minute(moment: str) -> str:
@@ -380,26 +338,19 @@ def _minute(moment: str) -> str:
 
 def show_history(title: str, records: list[dict[str, Any]]) -> None:
     """Write one release per row, then the runs' full names, which `withdraw` needs."""
-    columns = ["entry", "data set", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
     names = dict.fromkeys(r["run"] for r in records if r["run"])
     runs = {run: number for number, run in enumerate(names, start=1)}
-    write_table(
-        title,
-        columns,
-        [
-            [
-                r["id"][:8],
-                r["dataset"],
-                r["release"] + (", ε by RDP" if r["epsilon_by"] == "rdp" else ""),
-                r["epsilon"],
-                r["delta"],
-                r["state"],
-                _minute(r["reserved_at"]),
-                runs.get(r["run"]),
-            ]
-            for r in records
-        ],
-    )
+    columns = {
+        "entry": lambda r: r["id"][:8],
+        "data set": lambda r: r["dataset"],
+        "release": lambda r: r["release"] + (", ε by RDP" if r["epsilon_by"] == "rdp" else ""),
+        "ε (PLD)": lambda r: r["epsilon"],
+        "δ": lambda r: r["delta"],
+        "state": lambda r: r["state"],
+        "reserved": lambda r: _minute(r["reserved_at"]),
+        "run": lambda r: runs.get(r["run"]),
+    }
+    write_records(title, columns, records)
     for run, number in runs.items():
         click.echo(f"run {number}: {run}")
     if records:

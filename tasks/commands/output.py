@@ -8,11 +8,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +26,6 @@ _PARTIAL = ".partial"
 _NO_VALUE = "–"
 _NARROW, _TALL = 30, 6  # characters and lines of a cell that is hard to read
 _WORD = re.compile(r"[^\W\d_]{2}")  # not the e of 1e-05
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _choose(context: click.Context, option: click.Parameter, chosen: bool) -> None:
@@ -40,17 +39,6 @@ as_json = click.option(
     callback=_choose,
     help="Pure JSON on stdout, for programs.",
 )
-
-
-def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that adds several options to a command, in this order."""
-
-    def decorate(command: Command) -> Command:
-        for decorator in reversed(decorators):
-            command = decorator(command)
-        return command
-
-    return decorate
 
 
 def is_json() -> bool:
@@ -107,6 +95,14 @@ def write_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for row in texts:
         table.add_row(*row)
     console.print(table, "")
+
+
+def write_records(
+    title: str, columns: Mapping[str, Callable[[Any], object]], records: Iterable[Any]
+) -> None:
+    """Write a table of records; each column has the function of a record that gives its cells."""
+    rows = [[of(record) for of in columns.values()] for record in records]
+    write_table(title, list(columns), rows)
 
 
 def _write_rows(columns: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> None:

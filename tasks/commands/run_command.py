@@ -14,6 +14,7 @@ import click
 
 from dp_core.errors import BadInput
 from tasks.commands import export_command, report_command
+from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, is_json, write_answer, write_json, write_table
 from tasks.commands.settings_options import (
     JOBS,
@@ -37,9 +38,7 @@ from tasks.tracking.mlflow import send_all
 @click.command("run")
 @job_argument
 @settings_options
-@click.option(
-    "--show-settings", is_flag=True, help="Show the run's settings and their meaning, and exit."
-)
+@options_of("run")
 @as_json
 def command(job: str, show_settings: bool, **options: Any) -> int:
     """Run a whole job on this machine: dp_bert (the default) or dp_sweep.

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from dp_core.config.fields import named_paths, one_line
 from dp_core.errors import BadInput
-from tasks.commands.output import options
+from tasks.commands.command_options import options
 from tasks.protocol.job import budget_of_run, missing_file
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import PRESETS, read_object

@@ -58,14 +58,7 @@ AUDITS: tuple[Audit, ...] = (
     MEMBERSHIP,
     DISCOVERABLE,
     TARGETED,
-    Audit(
-        "from_outside",
-        "Audits by given canaries and texts",
-        "exposure, membership, extraction, and, if coins divided the texts, a lower bound on ε,"
-        " from the model's predictions alone (docs/audits.md)",
-        "privacy_audit",
-        several=True,
-    ),
+    Audit.registered("from_outside"),
     WHITE_BOX_BOUND,
 )
 

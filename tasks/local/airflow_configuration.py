@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import tomllib
 import urllib.request
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ USER = "admin"
 MLFLOW_USERS = "mlflow-users.db"  # holds the password of MLflow's first start
 HOST = "127.0.0.1"
 PORTS = {"airflow": ("CONFIDE_AIRFLOW_PORT", 8080), "mlflow": ("CONFIDE_MLFLOW_PORT", 5000)}
+_FIXED = tomllib.loads(Path(__file__).with_name("environment.toml").read_text(encoding="utf-8"))
 _TRIES = 20  # proposals of the kernel; other stacks may have reserved some of them
 
 # Variables of this process that MLflow's server may need: paths, home, temporary files, language,
@@ -110,7 +112,7 @@ def environment(
     airflow = f"http://{HOST}:{ports['airflow']}"
     folder = airflow_home(deployment)
     logs = str(deployment.logs / "airflow")
-    kept = without_orchestrator(os.environ)
+    kept = without_orchestrator(os.environ) | _FIXED
     for name in ("NO_PROXY", "no_proxy"):
         kept[name] = ",".join(filter(None, [kept.get(name), HOST, "localhost"]))
     return kept | {
@@ -123,26 +125,15 @@ def environment(
         "AIRFLOW__API__PORT": str(ports["airflow"]),
         "AIRFLOW__API__BASE_URL": airflow,
         "AIRFLOW__API__SECRET_KEY": secret.session,
-        "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__API_AUTH__JWT_SECRET": secret.jwt,
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{airflow}/execution/",
         "AIRFLOW__CORE__FERNET_KEY": secret.fernet,
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
-        "AIRFLOW__CORE__PARALLELISM": "4",
-        # The default of 1 s delays each task by 0.5 s; 0.2 s uses 6% of a core instead of 2%.
-        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": sqlite_url(folder / "airflow.db"),
-        # Parsing the DAGs takes seconds of a core: every half minute would slow a training down.
-        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
-        "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": logs,
         "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": f"{logs}/dags",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
         SERVER: os.environ.get(SERVER) or str(fork_server_socket(deployment)),
     }
 

@@ -303,7 +303,7 @@ class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
     code: ClassVar[tuple[str, ...]] = (
-        "dp_core.phrases.ngram_release",
+        "dp_core.vocabulary.ngram_release",
         "dp_core.vocabulary.partition_selection",  # how a round releases
         "dp_core.data.privacy_units",
         "dp_core.audit.canaries",  # which units carry a canary

@@ -22,7 +22,6 @@ from typing import Any
 from dp_core.config.privacy import UnitConfig, refuse_large_delta
 from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, ConfideError
-from dp_core.phrases import ngram_release as phrases
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import least_error, noise_for, round_up, with_bands
 from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
@@ -45,6 +44,7 @@ from dp_core.privacy.mechanisms import (
 from dp_core.privacy.private_selection import selection_of
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.privacy.statement import epsilons
+from dp_core.vocabulary import ngram_release as phrases
 from dp_core.vocabulary.partition_selection import PartitionSelection
 from dp_core.vocabulary.selection_calibration import selection_plan
 from tasks.context import StepContext

@@ -12,7 +12,7 @@ from dp_core.audit.membership_sample import MembershipData, Sample, draw_sample
 from dp_core.data.corpus import documents_of
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.privacy_units import units_of
-from dp_core.data.readers.mimic import Diagnoses
+from dp_core.data.readers.labelled_texts import Diagnoses
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.hugging_face import load_model

@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 
 from dp_core.audit.canaries import Canary, texts_with_canaries
 from dp_core.labels import Dp, Label, Public
-from dp_core.phrases.ngram_release import release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
+from dp_core.vocabulary.ngram_release import release_phrases
 from tasks.context import StepContext, StepOutput, read_checked
 from tasks.protocol.specs import PhrasesSpec
 from tasks.releases.charge import charge, phrase_plan, planned_release

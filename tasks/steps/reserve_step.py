@@ -8,7 +8,8 @@ charged").
 
 from __future__ import annotations
 
-from dp_core.data.privacy_units import refuse_more_than_declared, unit_texts
+from dp_core.data.corpus import documents_of
+from dp_core.data.privacy_units import refuse_more_than_declared, units_of
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import FinetuneSpec, ReserveSpec
@@ -43,8 +44,6 @@ def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> Non
     unit = PrivacyUnit(spec.units.unit)
     private_units(corpus).refuse_nameless(unit)
     context.refuse_altered(corpus)
-    units = 0
-    for shard in context.shards(corpus):
-        for block in unit_texts(shard, unit, spec.units.words_per_unit):
-            units += len(block.unit_ids)
-            refuse_more_than_declared(units, spec.units.declared_units)
+    documents = documents_of(context.shards(corpus))
+    for units, _ in enumerate(units_of(documents, unit, spec.units.words_per_unit), 1):
+        refuse_more_than_declared(units, spec.units.declared_units)

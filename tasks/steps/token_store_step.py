@@ -14,8 +14,7 @@ from statistics import fmean
 
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, plant, unit_canary_rows
-from dp_core.audit.exposure import counted_occurrences
+from dp_core.audit.canaries import Canary, counted_occurrences, plant, unit_canary_rows
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import refuse_more_than_declared
 from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dp_core.data.corpus import Document, documents_of, open_corpus, write_corpus
 from dp_core.labels import Dp, Label
-from dp_core.phrases.text_generator import WRITTEN, draw_public_documents, write_documents
+from dp_core.vocabulary.text_generator import WRITTEN, draw_public_documents, write_documents
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import WrittenTextSpec
 from tasks.releases.provenance import corpus_at, fact, output_of, refuse_operator_ancestors

@@ -36,6 +36,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 VERDICT = "confide.verdict"  # the tag of a model's version with the verdict of its audits
 _PROMOTED = ("consistent", "inconclusive", "not audited")  # no alias with any other verdict
 
+INFINITE = sys.float_info.max  # by which MLflow stores infinity
 ABANDONED = 30 * 24 * 3600 * 1000  # milliseconds: older unfinished work is not waited for
 
 
@@ -175,7 +176,7 @@ def metric(name: str, value: Labelled, step: int = 0, *, target: Target = "step"
 
 def rounded(number: MetricRecord) -> MetricRecord:
     """Return the number with four digits for a list of models; ε and δ are rounded up."""
-    if not math.isfinite(number.value) or number.value == sys.float_info.max:  # infinite
+    if not math.isfinite(number.value) or number.value == INFINITE:
         return number
     up = number.name.startswith(("epsilon", "delta"))
     digits = Context(prec=4, rounding=ROUND_CEILING if up else ROUND_HALF_EVEN)

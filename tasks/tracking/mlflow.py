@@ -25,6 +25,7 @@ from tasks.runtime.log import log
 from tasks.storage.journal import exclusive
 from tasks.storage.store import CHECKSUMS, RESULT
 from tasks.tracking.event_log import (
+    INFINITE,
     KINDS,
     VERDICT,
     AttemptEnded,
@@ -234,6 +235,8 @@ class Delivery:
                 experiment = self._api.get_experiment_by_name(name)
         if experiment is None:
             raise TrackingDown("no experiment")
+        for tag, value in _EXPERIMENT.items() - experiment.tags.items():  # of another creator
+            self._api.set_experiment_tag(experiment.experiment_id, tag, value)
         return str(experiment.experiment_id)
 
     def _run(self, identity: Identity, experiment: str, target: Target) -> Run:
@@ -393,7 +396,9 @@ class Delivery:
         fresh: dict[tuple[str, int], Number] = {}
         for event in group:
             point = (fit(event.name), event.step)
-            if point not in known:
+            # Without an earlier total to replace, an infinite one is shown in words alone.
+            replaces = event.value < INFINITE or point[0] in dict(known)
+            if replaces and point not in known:
                 time_shown = shown_time(event.time, identity, experiment)
                 fresh[point] = Number(point[0], event.value, time_shown, event.step)
         if fresh:

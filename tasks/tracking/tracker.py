@@ -7,6 +7,7 @@ disk and are delivered later.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -51,6 +52,10 @@ from tasks.tracking.mlflow import (
 
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
+# The numbers that compare models; all others are shown in the run of their step.
+_OF_MODEL = re.compile(
+    r"(epsilon|delta)(/.*)?|f1|accuracy|(mlm_accuracy|perplexity)_(public|private)|exposure"
+)
 
 
 class Tracker:
@@ -114,7 +119,9 @@ class Tracker:
             events += [Metric(**dict(number)) for number in result.metrics]
         above: Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
-            last = {number.name: number for number in result.metrics}
+            last = {
+                n.name: n for n in result.metrics if spec.ends_run or _OF_MODEL.fullmatch(n.name)
+            }
             events += [Metric(**dict(rounded(n)), target=above) for n in last.values()]
         if spec.step == "report":  # the folder of the operator's edition also has private numbers
             for row in json.loads((store.local_copy(spec.output) / MODEL_RUNS).read_text()):

@@ -58,7 +58,7 @@ OTHER_ERRORS = {
     "an output of another step": {
         "context.StepContext.beside", "context.StepContext._result",
         "context.StepContext.refuse_altered", "context.read_checked",
-        "corpus_step.restore", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
+        "corpus_step.restore", "corpus._unfinished", "corpus.read_shard", "corpus.shards_of_mark",
         "exposure_step.run", "finetune.finetune",
         "membership_step._sample", "membership_sample._Places.rows",
         "token_store.TokenStore.open",

@@ -15,7 +15,7 @@ from dp_core.audit.canaries import draw
 from dp_core.config.data import CanaryConfig
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.labelled_text import LabelledText, Sentence
-from dp_core.data.readers.mimic import Diagnoses
+from dp_core.data.readers.labelled_texts import Diagnoses
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import ConfideError
 from dp_core.models import hugging_face as weights

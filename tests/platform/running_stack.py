@@ -57,12 +57,13 @@ class Services:
         """Return the output of a Python program inside the object store's container.
 
         The program can use `call(path, method="GET", data=None)`, because no port of the store is
-        published.
+        published. The emulator stores an object's link with the host of its upload, so programs use
+        the host's name in the network of the steps.
         """
         start = (
             "import json, urllib.request as u; from urllib.parse import quote\n"
             "def call(path, method='GET', data=None):\n"
-            "    asked = u.Request('http://127.0.0.1:9023' + path, data, method=method)\n"
+            "    asked = u.Request('http://storage:9023' + path, data, method=method)\n"
             "    return u.urlopen(asked).read()\n"
             "def names(prefix):\n"
             "    found = json.loads(call(f'/storage/v1/b/confide/o?prefix={quote(prefix)}'))\n"

@@ -168,7 +168,8 @@ def test_invalid_value_is_refused_with_its_reason(stack, person):
 def test_run_started_by_the_form_succeeds(person, run):
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert/runs/{run}")
     for group in ("Data", "Vocabulary", "Train", "Measure", "Report"):
-        expect(person.page.get_by_role("link", name=group, exact=True).first).to_be_visible()
+        link = person.page.get_by_role("link", name=re.compile(rf"^{group}\b"))
+        expect(link.first).to_be_visible()
     expect(person.page.get_by_text("Success", exact=True).first).to_be_visible()
     person.keep("run")
 
@@ -202,6 +203,16 @@ def test_mlflow_shows_the_figures(person, run):
     expect(figure).to_be_visible()
     assert figure.evaluate("image => image.naturalWidth") > 400
     person.keep("mlflow-figure")
+
+
+def test_table_of_models_shows_epsilon_f1_and_exposure(person, run):
+    view = "#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=models"
+    person.page.goto(f"{person.stack.mlflow}/{view}")
+    expect(person.page.get_by_role("link", name=re.compile("^With DP · ε ")).first).to_be_visible()
+    for column in ("epsilon", "delta", "f1", "exposure"):
+        header = person.page.get_by_role("columnheader", name=column, exact=True)
+        expect(header.first).to_be_visible()
+    person.keep("mlflow-models")
 
 
 def test_report_opens_from_the_page_of_the_task(person, run):

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 from release_examples import bench_of, record
 from test_plans import PRIVATE
-from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS, specs
+from test_sweep_costs import PUBLIC_LABELS, specs
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -201,28 +201,6 @@ def test_no_proposed_training_costs_more_than_the_charge(clipping):
             proposed = training_plan(asked_training(settings, point, 1)).event()
             for delta in (1e-3, 1e-6, 1e-9):
                 assert epsilon_pld(proposed, delta) <= epsilon_pld(charged, delta)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (PRIVATE_LABELS | {"entities_folds": 0, "entities_test": __file__}, "the operator's"),
-        ({"vocabulary_source": "nonprivate"}, "the operator's"),
-        ({"sweep_batch_sizes": "60,120"}, "sweep_batch_sizes: points that an optimiser"),
-        ({"sampling": "truncated-poisson", "batch_cap": 90}, "sampling: points"),
-        ({"sweep_seeds": 2, "entities_folds": 5}, "sweep_seeds, entities_folds: points"),
-        ({"selection": "random-count"}, "selection: points"),
-        (
-            dict.fromkeys(("sweep_noise_multipliers", "sweep_epochs"), "1")
-            | {"sweep_finetune_learning_rates": ""},
-            "no list has two ends",
-        ),
-    ],
-)
-def test_search_that_cannot_be_accounted_is_refused(wrong, reason):
-    search = {name: ASKED[name] for name in ("sweep_search", "sweep_trials")}
-    with pytest.raises(ValidationError, match=reason):
-        SweepSettings.model_validate(ASKED | wrong | {**search, **wrong})
 
 
 def test_training_outside_a_search_keeps_its_hash():

@@ -1,6 +1,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from child_processes import program
@@ -88,6 +89,14 @@ def test_doctor_checks_that_the_launcher_can_start_a_step(tmp_path, monkeypatch,
     assert not finding.ok and "No such image" in finding.found
     program(tmp_path / "bin" / command, "echo")
     assert findings_by_name(doctor_command.launcher, deployment)[name].ok
+
+
+@pytest.mark.parametrize("package", ["tensorflow", "tensorflow-cpu"])
+def test_either_package_of_tensorflow_is_enough(deployment, monkeypatch, package):
+    installed = [SimpleNamespace(name=name, version="1") for name in (package, "numba")]
+    monkeypatch.setattr(doctor_command, "distributions", lambda: installed)
+    findings = findings_by_name(doctor_command._packages, deployment)
+    assert [name for name, finding in findings.items() if finding.ok] == ["tensorflow", "numba"]
 
 
 def test_store_without_write_access_is_a_fault(deployment):

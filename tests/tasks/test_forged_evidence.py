@@ -103,8 +103,8 @@ def _converted(content: dict[str, Any]) -> None:
 
 
 _NO_WEIGHTS = {
-    "kind": "noised_weights", "version": 1, "unit": "patient", "rule": "weighted", "levels": 1,
-    "items_per_unit": 8, "scales": [], "checks": [], "largest": 1.0, "rounding": 0,
+    "kind": "noised_weights", "version": 1, "unit": "patient",
+    "items_per_unit": 8, "scales": [], "checks": [], "largest": 1.0,
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from release_examples import bench_of, record
 
 from dp_core.config.privacy import refuse_large_delta
@@ -241,22 +240,6 @@ def test_without_labels_no_model_of_a_private_corpus_is_fine_tuned():
         assert {"entities", "With DP / finetuning"} <= labelled.keys()
     made_up = job_steps(JobSettings(entities_format="none"))
     assert made_up["budget"].made_up and "entities" not in made_up
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"head": "pairs"}, "head: no labelled text is read"),
-        ({"crf": True, "finetune_epochs": 2}, "crf, finetune_epochs: no labelled text is read"),
-        ({"entities_dataset": "labels"}, "entities_dataset: no labelled text is read"),
-        ({"entities_train": "/a"}, "entities_train: .* give its entities_format"),
-        ({"entities_format": "none", "entities_train": "/a"}, "entities_train: no labelled text"),
-        ({**FILES, "entities_scheme": "bios"}, "entities_scheme: only the format columns"),
-    ],
-)
-def test_settings_of_labels_without_labels_are_refused(settings, reason):
-    with pytest.raises(ValidationError, match=reason):
-        steps_of(**settings)
 
 
 # --- the total δ of a claim stays below one over the units

@@ -39,9 +39,7 @@ from dp_core.privacy.mechanisms import (
 
 DELTA = 1e-6
 HISTOGRAM = ThresholdedHistogram(4, 6.0, 40)
-WEIGHTS = NoisedWeights(
-    "elimination", 64, 1, (60_000, 40_000), ((0, 0, 2_000_000), (0, 1, 2_600_000)), largest=0.35
-)
+WEIGHTS = NoisedWeights(64, (60_000, 40_000), ((0, 0, 2_000_000), (0, 1, 2_600_000)), largest=0.35)
 SAMPLED = PoissonGaussian(((0.05, 1.5, 40), (0.1, 1.2, 10)))
 CASES: list[MechanismEvent] = [
     SAMPLED,
@@ -54,8 +52,7 @@ CASES: list[MechanismEvent] = [
     HISTOGRAM,
     PhraseRounds((HISTOGRAM, HISTOGRAM), (2, 3)),
     WEIGHTS,
-    NoisedWeights("mad2r", 8, 2, (20_000_000,), ((0, 0, 700_000_000),), rounding=50),
-    NoisedWeights("weighted", 8, 1, (60_000,), ((0, 0, 2_400_000),)),
+    NoisedWeights(8, (60_000,), ((0, 0, 2_400_000),)),
     ConvertedRelation(Gaussian(4.0), NeighboringRelation.ZERO_OUT),
     ConvertedRelation(Gaussian(4.0), NeighboringRelation.REPLACE, DELTA),
     RandomCountSelection(

@@ -32,7 +32,7 @@ UNRELATED = [
     "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/accountants",
     "dp_core/vocabulary/selection_calibration",
-    "dp_core/data/readers/documents", "dp_core/cluster/ray_cluster", "dp_core/config/data",
+    "dp_core/data/readers/registry", "dp_core/cluster/ray_cluster", "dp_core/config/data",
 ]  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from release_examples import bench_of
 from test_plans import LABELS, PRIVATE
 
@@ -351,54 +350,3 @@ def test_large_sweep_is_split_into_pages_and_reported_completely(monkeypatch):
     assert trainings == set(trainings_of(settings)) and len(trainings) == 7
     assert list(job_steps(settings)["report"].points) == [point.name for point in on_pages]
     assert len(budget_of_run(settings).charged) == 7
-
-
-CAUSAL = {"model_kind": "gpt2"}
-UNLABELLED = {"entities_format": "none"}
-CHECKPOINTS = {"sweep_epochs_from": "checkpoints"}
-OPTUNA = {"sweep_search": "optuna"}
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"sweep_points": "patience=1"}, "sweep_points: patience is none of noise_multiplier"),
-    ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs occurs twice"),
-    ({"sweep_points": "epochs=many"}, "sweep_points: epochs: Input should be a valid number"),
-    ({"sweep_points": "epochs=1;epochs=0"}, "sweep_points: 0 should be greater than 0"),
-    ({"sweep_finetune_epochs": "0"}, "sweep_finetune_epochs: 0 should be greater"),
-    ({"sweep_finetune_noise_multipliers": "1"}, "fine-tuning is not private here"),
-    ({"sweep_noise_multipliers": "1.00000001,1.00000002"}, "too little to be told apart"),
-    (CHECKPOINTS | {"selection": "random-count"}, "of a selection the best model alone"),
-    (CHECKPOINTS | OPTUNA | {"all_public": True}, "sweep_epochs_from: points that an optimiser"),
-    (CHECKPOINTS | {"sweep_epochs": "0.995,1"}, "kept_epochs: .* each with an update of its own"),
-    ({"selection": "random-count", "private_start": "fresh"}, "candidates from a public model"),
-    ({"selection": "random-count", "holdout": 0}, "holdout: a selection compares models by public"),
-    ({"entities_folds": 1}, "one fold leaves nothing to learn from"),
-    ({"phrases_epsilon": 3.0, "private_start": "fresh"}, "no training of a sweep begins with the"),
-    ({"entities_folds": 5, "entities_test": "/b"}, "leave entities_test empty"),
-    ({"entities_folds": 100, "sweep_finetune_seeds": 100, "sweep_seeds": 2}, "= 20000 points, but"),
-    ({"sweep_baselines": "checkpoint"}, "none of public, .*: name its folder in sweep_checkpoints"),
-    ({"sweep_baselines": "publik"}, "sweep_baselines: publik is none of public, public-training"),
-    ({"sweep_baselines": "public"}, "begins with too: name public-training"),
-    ({"sweep_checkpoints": "/a/bert,/b/bert"}, "sweep_checkpoints: 2 folders are called bert"),
-    (OPTUNA | {"sweep_baselines": "public-training", "all_public": True}, "sweep_baselines.*: poi"),
-    (
-        CAUSAL | {"sweep_finetune_epochs": "1,2", "entities_folds": 5, "entities_test": ""},
-        "sweep_finetune_epochs, entities_folds: a causal model is not fine-tuned",
-    ),
-    (CAUSAL | {"sweep_finetune_seeds": 2}, "sweep_finetune_seeds: a causal model"),
-    (
-        CAUSAL | {"sweep_points": "epochs=1; epochs=2,finetune_epochs=2,finetune_batch_size=8"},
-        "sweep_points: a causal model is not fine-tuned",
-    ),
-    (CAUSAL | {"holdout": 0}, "holdout: .* compared by the perplexity"),
-    (UNLABELLED | {"holdout": 0}, "holdout: .* compared by the accuracy of masked tokens"),
-    (UNLABELLED | {"sweep_finetune_seeds": 2}, "sweep_finetune_seeds: no labelled text is read"),
-    (CAUSAL | CHECKPOINTS, "sweep_epochs_from: without fine-tuning"),
-    (CAUSAL | {"selection": "random-count"}, "selection: random-count chooses by accuracy under"),
-    (CAUSAL | OPTUNA | {"sweep_epochs": "1,2"}, "sweep_search: without fine-tuning"),
-    (CAUSAL | {"sweep_checkpoints": "/a/gpt2"}, "sweep_checkpoints: without fine-tuning"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "reason"), WRONG)
-def test_invalid_sweep_setting_is_refused_by_name(wrong, reason):
-    with pytest.raises(ValidationError, match=reason):
-        SweepSettings.model_validate(PUBLIC_LABELS | wrong)

@@ -10,10 +10,14 @@ from mlflow.entities import Run  # noqa: TID251 - reads the runs that tracking w
 from mlflow.exceptions import MlflowException  # noqa: TID251
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
+from dp_core.config.data import CanaryConfig
 from dp_core.labels import Dp, Label, Operator, Public
-from tasks.protocol.messages import MetricRecord
+from tasks.protocol.messages import MetricRecord, StepResult
+from tasks.protocol.specs import CanariesSpec
 from tasks.runtime.deployment import Deployment
+from tasks.storage.store import Store
 from tasks.tracking.event_log import (
+    INFINITE,
     AttemptEnded,
     Begun,
     ChargedDataset,
@@ -283,6 +287,8 @@ def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path):
 def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     tracked, tmp_path, made_up
 ):
+    if made_up:  # a stack's administrator creates the experiments without MLflow's tags
+        MlflowClient(tracked.tracking).create_experiment(PUBLIC)
     tracker = Tracker(tracked, replace(OF_A_MODEL, hides_count=not made_up, made_up=made_up))
     tracker.begin()
     tracker.measure("epsilon", Public(1.5))
@@ -303,6 +309,7 @@ def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     experiment = MlflowClient(tracked.tracking).get_experiment_by_name(shown)
     assert experiment is not None
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert "metrics.`epsilon`" in experiment.tags["mlflow.sharedViewState.models"]
 
 
 NOON = 1_795_260_000_123
@@ -404,3 +411,34 @@ def test_newest_private_job_is_first_without_its_time(tracked):
     runs = _runs(tracked, PUBLIC)
     starts = [runs[shown_name(job, PUBLIC)].info.start_time for job in jobs]
     assert [start % 86_400_000 for start in starts] == [0, 1, 2]
+
+
+def test_infinite_epsilon_is_no_number_in_mlflow_unless_it_replaces_one(tracked):
+    training = Tracker(tracked, MADE_UP)
+    training.tag("epsilon", "inf")
+    training.measure("epsilon", Public(INFINITE), 1)
+    training.end("FINISHED")
+    run = _runs(tracked, PUBLIC)["dp_pretraining"].data
+    assert (run.metrics, run.tags["epsilon"]) == ({}, "inf")
+    finetuning = Tracker(tracked, replace(MADE_UP, task="finetuning", spec_hash="b" * 64))
+    finetuning.measure("epsilon", Public(2.0), 1)
+    finetuning.measure("epsilon", Public(INFINITE), 2)
+    finetuning.end("FINISHED")
+    assert _runs(tracked, PUBLIC)["finetuning"].data.metrics == {"epsilon": INFINITE}
+
+
+def test_run_of_a_model_shows_the_numbers_that_compare_models(tracked, tmp_path):
+    names = ("epsilon", "delta/labels", "mlm_accuracy_public", "f1", "exposure")
+    others = ("loss", "epsilon_training", "exposure_largest", "f1/problem", "mlm_public")
+    numbers = [
+        MetricRecord(name=name, value=0.5, label="public", step=0) for name in (*names, *others)
+    ]
+    spec = CanariesSpec(made_up=False, seed=1, vocabulary_uri="store://v/1", config=CanaryConfig())
+    result = StepResult(
+        step="canaries", spec_hash="a" * 64, outputs={}, metrics=numbers, releases=[],
+        facts={"artifacts": {}}, seconds=0.0, versions={},
+    )  # fmt: skip
+    tracker = Tracker(tracked, OF_A_MODEL)
+    tracker.record(spec, Store(f"file://{tmp_path}", tmp_path), result, done_before=False)
+    tracker.end("FINISHED", also=("model",))
+    assert set(_runs(tracked, PUBLIC)["σ=1 · B=2"].data.metrics) == set(names)

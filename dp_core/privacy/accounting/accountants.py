@@ -312,29 +312,17 @@ def epsilon_pld(event: MechanismEvent, delta: float) -> float:
     return epsilon
 
 
-def delta_pld(event: MechanismEvent, epsilon: float) -> float:
-    """Return an upper bound on δ at ε ≥ 0 for `event`; 1 for a release without guarantee.
-
-    Raises:
-        BadInput: ε is below 0.
-    """
-    if not epsilon >= 0:
-        raise BadInput(f"{epsilon} is below 0", where="epsilon")
-    profile = composed_profile(event)
-    return 1.0 if profile is None else profile(epsilon)
-
-
-def composed_profile(event: MechanismEvent) -> Callable[[float], float] | None:
-    """Return δ(ε) of `event` on one grid, from above, or None if there is no guarantee."""
+def composed_profile(event: MechanismEvent) -> Callable[[float], float]:
+    """Return δ(ε) of `event` at ε ≥ 0 on one grid, from above; 1 if there is no guarantee."""
     steps = event.steps()
     if _without_guarantee(steps):
-        return None
+        return lambda _: 1.0
 
     def profile(plds: tuple[ComposedPld, ...]) -> Callable[[float], float]:
         max(pld.delta(0.0) for pld in plds)  # the widest window of all
         return lambda epsilon: max(pld.delta(epsilon) for pld in plds)
 
-    return _on_grid(steps, _interval_for(steps, _scale_of(steps)), profile)
+    return _on_grid(steps, _interval_for(steps, _scale_of(steps)), profile) or (lambda _: 1.0)
 
 
 def _epsilon(

@@ -108,7 +108,7 @@ class PrivacyProfile:
         profile = composed_profile(event)
         ends = (epsilon_pld(event, delta) for delta in _LEAST_DELTAS)
         highest = next(filter(math.isfinite, ends), math.inf)
-        if profile is None or not math.isfinite(highest):
+        if not math.isfinite(highest):
             return cls(())
         points = highest * np.linspace(0, 1, _PROFILE_POINTS) ** 1.5  # denser where δ falls fast
         return cls(tuple((float(e), min(1.0, profile(float(e)))) for e in points))
@@ -124,7 +124,10 @@ class PrivacyProfile:
         Raises:
             BadInput: FPR is not in [0, 1].
         """
-        _check(false_positive_rate)
+        if not 0 <= false_positive_rate <= 1:
+            raise BadInput(
+                f"{false_positive_rate} is not between 0 and 1", where="false positive rate"
+            )
         up, down, deltas = self._columns
         first = up * false_positive_rate + deltas
         second = 1 - down * (1 - deltas - false_positive_rate)
@@ -186,8 +189,3 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
     while gaussian_epsilon(delta, high) < epsilon:
         high *= 2
     return float(brentq(lambda mu: gaussian_epsilon(delta, mu) - epsilon, 1e-9, high, xtol=1e-8))
-
-
-def _check(fpr: float) -> None:
-    if not 0 <= fpr <= 1:
-        raise BadInput(f"{fpr} is not between 0 and 1", where="false positive rate")

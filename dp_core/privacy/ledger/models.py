@@ -25,7 +25,7 @@ _SHOWN = (  # what an entry shows of itself, without the key of its seed and its
     "whole_plan", "run", "seed_hash", "known_seed", "reserved_at", "settled_at", "withdrawn_at",
     "released_hash",
 )  # fmt: skip
-SCHEMA_VERSION = 6  # of the tables; a ledger of another version is refused
+SCHEMA_VERSION = 7  # of the tables; a ledger of another version is refused
 
 
 class State(StrEnum):

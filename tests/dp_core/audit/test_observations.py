@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from dp_core.audit import observations as scores
-from dp_core.audit.exposure import MaskedContexts
+from dp_core.audit.canaries import MaskedContexts
 from dp_core.audit.observations import (
     Rows,
     attention_features,

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from dp_core.audit.canaries import texts_with_canaries
 from dp_core.cluster.shard_map import ProcessPool, ShardMap
 from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
-from dp_core.data.privacy_units import unit_texts
 from dp_core.data.token_store import PackedRows, ShardRows
 from dp_core.errors import BadInput, ConfideError
-from dp_core.phrases.ngram_release import calibrate, release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets
+from dp_core.vocabulary.ngram_release import calibrate, release_phrases
 from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import UnitWords, word_counts
 
@@ -86,7 +86,7 @@ def released_phrases(place: ShardMap, shards: list[Shard]) -> dict[int, dict[str
 
     plan = calibrate(8.0, 1e-3, (2, 3), 6, declared_units=100)
     words = {"the", "common", "words", "."}
-    read = partial(unit_texts, unit=PrivacyUnit.PATIENT, words_per_unit=1)
+    read = partial(texts_with_canaries, PrivacyUnit.PATIENT, 1, 0.0, 0, ())
     return release_phrases(gather, read, plan, words, SEED, b"x")
 
 

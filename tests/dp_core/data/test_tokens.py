@@ -94,8 +94,3 @@ def test_units_hold_their_distinct_words(units, of_a_block):
         mine = [items[m] for m in held.members[held.starts[i] : held.starts[i + 1]]]
         assert len(mine) == len(set(mine))
         assert set(mine) == {word for text in texts for word in split_words(text)}
-    even = held.those(np.arange(len(units)) % 2 == 0)
-    assert list(even.unit_ids) == list(held.unit_ids)[::2]
-    last = len(even.unit_ids) - 1
-    mine = even.members[even.starts[last] : even.starts[last + 1]].tolist()
-    assert mine == held.members[held.starts[2 * last] : held.starts[2 * last + 1]].tolist()

@@ -41,13 +41,13 @@ from dp_core.data.readers import registry
 from dp_core.data.readers.labelled_texts import with_patients
 from dp_core.data.token_store import PackedRows, ShardRows, TokenStore
 from dp_core.data.tokens import HeldItems
-from dp_core.phrases.ngram_release import Candidates
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.batches import choose_rows, masked_examples, row_keys
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import LabelledRow
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import BoundedSets
+from dp_core.vocabulary.ngram_release import Candidates
 from dp_core.vocabulary.subwords import UnitWords
 
 WORDS = 4  # words of an example

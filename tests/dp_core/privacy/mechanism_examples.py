@@ -37,7 +37,7 @@ Law = dict[tuple[int, ...], float]
 PATIENT = PrivacyUnit.PATIENT
 HISTOGRAM = ThresholdedHistogram(2, 1.6, 4, unit=PATIENT)
 PHRASES = PhraseRounds((ThresholdedHistogram(1, 1.6, 4, unit=PATIENT),) * 2, (2, 3), unit=PATIENT)
-WEIGHTS = NoisedWeights("weighted", 2, 1, (200_000,), ((0, 0, 1_900_000),), unit=PATIENT)
+WEIGHTS = NoisedWeights(2, (200_000,), ((0, 0, 1_900_000),), unit=PATIENT)
 POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
 ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
 

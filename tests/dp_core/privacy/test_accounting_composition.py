@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import (
-    delta_pld,
+    composed_profile,
     epsilon_pld,
     epsilon_rdp,
     epsilon_unamplified,
@@ -53,11 +53,11 @@ def test_a_histogram_composed_with_a_gaussian_is_the_integral() -> None:
     sparse = ThresholdedHistogram(100, 50.0, 1000)
     event = compose(sparse, Gaussian(2.0))
     mu = math.sqrt(100 / 50**2 + 1 / 4)
-    assert delta_pld(event, 1.5) == pytest.approx(float(gaussian_delta(1.5, mu)), rel=5e-3)
+    assert composed_profile(event)(1.5) == pytest.approx(float(gaussian_delta(1.5, mu)), rel=5e-3)
 
 
 def test_delta_below_the_tail_of_a_histogram_has_no_finite_epsilon():
-    tail_delta = delta_pld(HISTOGRAM, 50.0)
+    tail_delta = composed_profile(HISTOGRAM)(50.0)
     assert tail_delta > 0
     assert epsilon_pld(compose(HISTOGRAM, TRAINING), tail_delta * 0.9) == math.inf
     assert math.isfinite(epsilon_pld(compose(HISTOGRAM, TRAINING), tail_delta * 1.1))
@@ -87,14 +87,14 @@ def test_total_with_an_unaccounted_release_is_infinite():
     "event",
     [
         ThresholdedHistogram(300, 200.0, 1),
-        NoisedWeights("weighted", 128, 1, (1000,), ((0, 0, 1000),)),
+        NoisedWeights(128, (1000,), ((0, 0, 1000),)),
     ],
     ids=["histogram", "weights"],
 )
 def test_release_that_is_certain_to_show_new_items_has_no_guarantee(event):
     assert event.approximate_rdp(8, 1e-6)[1] == 1
     assert epsilon_pld(event, 1e-6) == math.inf
-    assert delta_pld(compose(event, TRAINING), 1.0) == 1
+    assert composed_profile(compose(event, TRAINING))(1.0) == 1
     assert PrivacyProfile.of_event(event).true_positive_rate(0.01) == 1
 
 

@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from dp_core.privacy.accounting.accountants import composed_plds, delta_pld, gaussian_epsilon
+from dp_core.privacy.accounting.accountants import composed_plds, composed_profile, gaussian_epsilon
 from dp_core.privacy.accounting.profiles import (
     DiscreteGaussianTail,
     Floats,
@@ -219,7 +219,7 @@ def test_the_pld_is_the_profile_and_better_than_adding_a_delta():
     """The continuous formula accepts thresholds from 1136.8; discrete noise has more at 1137."""
     event = ThresholdedHistogram(256, 166.0, 1137)
     assert event.profile.delta_at(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
-    assert delta_pld(event, 0.5178) == pytest.approx(1.011e-9, rel=1e-3)
+    assert composed_profile(event)(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
     naive = float(gaussian_delta(0.5178, 16 / 166)) + 256 * float(norm.sf(1135.8 / 166))
     assert naive == pytest.approx(1.84e-9, rel=0.01)
 

@@ -7,7 +7,7 @@ import pytest
 from mechanism_examples import EXAMPLES, HISTOGRAM, PATIENT, POISSON, TRUTHS, Laplace, release
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, epsilon_rdp
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,
@@ -71,14 +71,14 @@ class TestMechanism:
         assert event.relation.describe("patient").startswith("one patient")
 
     def test_delta_falls_with_epsilon_and_each_is_the_others_bound(self, event):
-        deltas = [delta_pld(event, x) for x in (0.0, 0.5, 2.0, 8.0)]
+        deltas = [composed_profile(event)(x) for x in (0.0, 0.5, 2.0, 8.0)]
         assert deltas == sorted(deltas, reverse=True)
         assert 0 <= deltas[-1] <= deltas[0] <= 1
         assert event.is_unaccounted == (deltas[-1] == 1)
         epsilon = epsilon_pld(event, 0.2)
         assert event.is_unaccounted == math.isinf(epsilon)
         if event.has_pld and math.isfinite(epsilon):
-            assert delta_pld(event, epsilon) <= 0.2 * (1 + 1e-3)
+            assert composed_profile(event)(epsilon) <= 0.2 * (1 + 1e-3)
 
     def test_the_renyi_curve_lies_above_the_pld(self, event):
         orders = [2.0, 8.0, 64.0]
@@ -116,7 +116,7 @@ class TestMechanism:
 @pytest.mark.parametrize(("event", "truth", "slack"), TRUTHS)
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.0])
 def test_the_claim_lies_above_what_brute_force_finds(event, truth, slack, epsilon):
-    exact, claimed = truth(epsilon), delta_pld(event, epsilon)
+    exact, claimed = truth(epsilon), composed_profile(event)(epsilon)
     assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * slack + 1e-6
 
 

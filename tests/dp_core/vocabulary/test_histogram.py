@@ -6,7 +6,7 @@ import pytest
 from scipy.optimize import brentq
 
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld
+from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import selection_calibration
@@ -137,8 +137,8 @@ def test_epsilon_and_delta_are_inverse_functions(sigma, threshold, delta):
     """Includes cases with little noise, where much of δ is at the largest finite loss."""
     event = ThresholdedHistogram(128 if threshold > 8 else 1, sigma, threshold)
     epsilon = epsilon_pld(event, delta)
-    assert delta_pld(event, epsilon) == pytest.approx(delta, rel=1e-2)
-    assert delta_pld(event, 0.995 * epsilon) > delta
+    assert composed_profile(event)(epsilon) == pytest.approx(delta, rel=1e-2)
+    assert composed_profile(event)(0.995 * epsilon) > delta
 
 
 def test_plan_charged_above_the_target_gets_more_noise(monkeypatch):

@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, kstest, norm
 
-from benchmarks.selection_mechanisms import SHAPES, calibrated, comparison_plan
+from benchmarks.selection_mechanisms import (
+    FINER_DEVIATION,
+    SHAPES,
+    ComparedWeights,
+    calibrated,
+    comparison_plan,
+    finer_gaussian,
+)
 from benchmarks.vocabulary_corpora import item_sets
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.discrete_gaussian import discrete_gaussian, lattice_deviation, lattice_gaussian
+from dp_core.privacy.discrete_gaussian import LATTICE_DEVIATION, discrete_gaussian, lattice_gaussian
 from dp_core.privacy.mechanisms import NoisedWeights
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
@@ -34,18 +41,20 @@ def shard_of(held: Sequence[set[str]], n: int = 8, first: int = 0, **more: objec
 def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Elimination:
     """Return a mechanism of weights with an empty claim (ε = 100, δ = 0.06)."""
     shape = SHAPES[name]
-    levels = 2 if shape.sums_are_rounded else 1
     rounds = len(shape.shares)
     last = 1 if name == "mad2r" else 0
     checks = ((0, 0, threshold), (1, 1, threshold))[: last + 1]
     rounding = math.isqrt((units + 1) * n) + 2 if shape.sums_are_rounded else 0
-    event = NoisedWeights(name, n, levels, (scale,) * (rounds + 1), checks, rounding=rounding)
+    event = NoisedWeights(n, (scale,) * (rounds + 1), checks)
+    if name != "elimination":
+        rest = {"rule": name, "sums_are_rounded": shape.sums_are_rounded, "rounding": rounding}
+        event = ComparedWeights(n, (scale,) * (rounds + 1), checks, **rest)
     return claiming_nothing(event, units)
 
 
 def claiming_nothing(event: NoisedWeights, units: int) -> Elimination:
     """Return the mechanism of an event without a check of (ε, δ)."""
-    made = object.__new__(SHAPES[event.rule].maker)
+    made = object.__new__(SHAPES[getattr(event, "rule", "elimination")].maker)
     for key, value in {
         "items_per_unit": event.items_per_unit, "epsilon": 100.0, "delta": 0.06, "unit": None,
         "declared_units": units, "mechanism": event,
@@ -209,10 +218,13 @@ def test_norm_of_rounded_weights_stays_within_the_scale(name, others, unit, gone
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("levels", [1, 2])
-def test_lattice_noise_has_its_deviation(levels):
-    noise = lattice_gaussian(levels, 6000, SEED, b"x")
-    deviation = lattice_deviation(levels)
+@pytest.mark.parametrize(
+    ("draw", "deviation"),
+    [(lattice_gaussian, LATTICE_DEVIATION), (finer_gaussian, FINER_DEVIATION)],
+    ids=["lattice", "finer lattice"],
+)
+def test_lattice_noise_has_its_deviation(draw, deviation):
+    noise = draw(6000, SEED, b"x")
 
     def fits(sigma: float) -> bool:
         return bool(abs(noise.var() / sigma**2 - 1) < 6 * math.sqrt(2 / len(noise)))
@@ -241,7 +253,7 @@ def test_profile_of_two_levels_equals_convolution():
     near = np.abs(z) < 100
     assert np.max(np.abs(law[near] / wanted[near] - 1)) < 1e-10
     assert discrete_gaussian(1280.0, 1, SEED, b"x").dtype == np.int64
-    assert lattice_deviation(1) == pytest.approx(math.hypot(256 * 1024, 1280))
+    assert pytest.approx(math.hypot(256 * 1024, 1280)) == LATTICE_DEVIATION
 
 
 # --- accounting
@@ -259,25 +271,23 @@ def test_profile_equals_the_closed_form_of_gopi_et_al(epsilon, delta, n):
     sigma = brentq(excess, 0.05, 100)
     t = np.arange(1, n + 1)
     threshold = np.max(1 / np.sqrt(t) + sigma * norm.ppf((1 - delta / 2) ** (1 / t)))
-    deviation = lattice_deviation(2)
-    scale = deviation / sigma
-    event = NoisedWeights(
-        "weighted", n, 2, (round(scale),), ((0, 0, math.ceil(threshold * scale)),)
-    )
+    scale = FINER_DEVIATION / sigma
+    checks = ((0, 0, math.ceil(threshold * scale)),)
+    event = ComparedWeights(n, (round(scale),), checks, sums_are_rounded=True)
     assert event.profile.delta_at(epsilon) == pytest.approx(delta, rel=1e-3)
     assert event.coin == pytest.approx(delta / 2, rel=1e-3)
     assert epsilon_pld(event, delta) == pytest.approx(epsilon, rel=2e-3)
 
 
 def test_cost_of_rounds_is_the_cost_of_their_composition():
-    one = NoisedWeights("elimination", 4, 1, (30_000,), ((0, 0, 2_000_000),))
-    four = NoisedWeights("elimination", 4, 1, (15_000,) * 4, ((0, 3, 4_000_000),))
+    one = NoisedWeights(4, (30_000,), ((0, 0, 2_000_000),))
+    four = NoisedWeights(4, (15_000,) * 4, ((0, 3, 4_000_000),))
     assert four.mu == pytest.approx(one.mu, rel=1e-12)
-    assert four.mu == pytest.approx(30_000 / lattice_deviation(1), rel=1e-6)
+    assert four.mu == pytest.approx(30_000 / LATTICE_DEVIATION, rel=1e-6)
 
 
 def test_every_threshold_check_is_charged():
-    last = NoisedWeights("elimination", 4, 1, (10_000,) * 4, ((0, 3, 2_000_000),))
+    last = NoisedWeights(4, (10_000,) * 4, ((0, 3, 2_000_000),))
     every = replace(last, checks=tuple((0, r, 2_000_000) for r in range(4)))
     assert last.coin < every.coin < 2 * last.coin
     alone = [replace(last, checks=((0, r, 2_000_000),)).coin for r in range(4)]
@@ -287,14 +297,14 @@ def test_every_threshold_check_is_charged():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"rule": "none"}, {"items_per_unit": 0}, {"levels": 0}, {"scales": ()}, {"scales": (0,)},
+        {"rule": "none"}, {"items_per_unit": 0}, {"scales": ()}, {"scales": (0,)},
         {"checks": ()}, {"checks": ((0, 1, 5),)}, {"checks": ((0, 0, 0),)}, {"checks": ((0, 0),)},
         {"largest": 0.0}, {"largest": 1.5}, {"rounding": -1},
-        {"scales": (9, 9), "checks": ((0, 1, 5),)},
+        {"scales": (9, 9), "checks": ((0, 1, 5),)}, {"scales": (9, 9), "checks": ((1, 0, 5),)},
     ],
 )  # fmt: skip
 def test_invalid_parameters_are_refused(wrong):
-    right = NoisedWeights("weighted", 4, 1, (10_000,), ((0, 0, 100_000),))
+    right = ComparedWeights(4, (10_000,), ((0, 0, 100_000),))
     with pytest.raises(BadInput):
         replace(right, **wrong)  # type: ignore[arg-type]
 

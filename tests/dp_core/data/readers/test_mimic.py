@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dp_core.data.corpus import Document
-from dp_core.data.readers.mimic import Diagnoses
+from dp_core.data.readers.labelled_texts import Diagnoses
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
 

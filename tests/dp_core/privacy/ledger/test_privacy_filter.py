@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dp_core.errors import BudgetExceeded
-from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, pure_dp_rdp
+from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, pure_dp_rdp
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.ledger import State, privacy_filter
 from dp_core.privacy.ledger.models import Budget, Entry
@@ -86,7 +86,7 @@ def test_mixed_releases_that_fill_a_budget_stay_within_it(epsilon, delta, order)
     held = fill(own, events)
     assert len(held) >= 2
     # These releases are fixed in advance, so PLD may compose them.
-    truth = delta_pld(compose(*(e.event for e in held)), epsilon)
+    truth = composed_profile(compose(*(e.event for e in held)))(epsilon)
     assert truth <= delta
     standing = privacy_filter.standing(own, held)
     assert standing.share <= 1

@@ -7,7 +7,7 @@ import pytest
 from dp_core.data.corpus import Document
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
-from dp_core.phrases.text_generator import BackOffModel, draw_public_documents, write_documents
+from dp_core.vocabulary.text_generator import BackOffModel, draw_public_documents, write_documents
 
 PHRASES = {
     2: {"the chest": 40, "chest was": 30, "was clear": 30, "clear .": 9},

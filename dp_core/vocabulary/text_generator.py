@@ -13,7 +13,7 @@ from random import Random
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
 from dp_core.errors import BadInput
-from dp_core.phrases.ngram_release import Counts
+from dp_core.vocabulary.ngram_release import Counts
 
 WRITTEN = "written-"  # prefix of the ids of generated documents
 _LEAST_BACK_OFF = 0.02  # ends loops of phrases

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput, PlanError
-from dp_core.phrases.ngram_release import Candidates, PhrasePlan, calibrate, release_phrases
 from dp_core.privacy.accounting.accountants import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
@@ -25,6 +24,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets
+from dp_core.vocabulary.ngram_release import Candidates, PhrasePlan, calibrate, release_phrases
 from dp_core.vocabulary.partition_selection import PartitionSelection
 
 SEED = PrivacySeed.fixed(7)

@@ -1,1 +1,0 @@
-"""Phrases that many units share, released with noise, and text generated from them."""
