@@ -35,13 +35,6 @@ def test_paths_in_the_text_exist(page):
 
 
 @pytest.mark.parametrize("page", LIVING, ids=lambda p: str(p.relative_to(CHECKOUT)))
-def test_make_targets_in_the_text_exist(page):
-    targets = re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.M)
-    named = re.findall(r"`make ([a-z][a-z-]*)", page.read_text())
-    assert set(named) <= set(targets)
-
-
-@pytest.mark.parametrize("page", LIVING, ids=lambda p: str(p.relative_to(CHECKOUT)))
 def test_names_imported_by_documented_examples_exist(page):
     for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
         for node in ast.walk(ast.parse(example)):

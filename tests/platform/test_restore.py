@@ -20,7 +20,7 @@ def commands(number: int, project: str) -> str:
     """Return a block of the section on backup and restore, for a project of this name."""
     text = (ROOT / "docs" / "operate.md").read_text()
     section = text.partition("### Backup and restore\n")[2].partition("\n### ")[0]
-    block = re.findall(r"^```\n(.+?)^```", section, re.M | re.S)[number]
+    block = re.findall(r"^```sh\n(.+?)^```", section, re.M | re.S)[number]
     return (
         str(block)
         .replace("confide_", f"{project}_")

@@ -1,0 +1,165 @@
+"""The commands in README and docs: executed on small files, judged, or marked with their needs.
+
+`<!-- needs: … -->` before a block marks it: its commands are only read by the parser, and its
+settings judged. `confide run` is never executed here; the tests of whole jobs train.
+"""
+
+import csv
+import gzip
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import click
+import pytest
+
+from dp_core.config.fields import named_paths
+from tasks.cli import cli
+from tasks.demo_data.notes import notes
+from tasks.protocol.sweep import SweepSettings
+from tasks.runtime.deployment import CHECKOUT
+
+SWEEPS = CHECKOUT / "docs" / "sweeps.md"
+# CHANGELOG.md describes earlier versions, so its commands need not exist today.
+PAGES = [
+    page
+    for page in [*sorted(CHECKOUT.glob("*.md")), *sorted((CHECKOUT / "docs").rglob("*.md"))]
+    if page.name != "CHANGELOG.md" and re.search("```|`make |confide ", page.read_text())
+]
+FENCE = re.compile(r"(?:^ *<!-- needs: (.+?) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", re.M | re.S)
+LANGUAGES = {"sh", "python", "json", "toml", "ini", "text", "mermaid"}
+EXECUTED = ("init", "advise", "epsilon", "calibrate", "ledger", "paper-table", "doctor", "backup")
+FOLDERS = ("tests/", "docker/", "scripts/", "benchmarks/", "examples/", "docs/")
+FILES = {  # tables of notes that the pages name: how they are opened, and their header
+    "notes.csv": (open, ("PatNr", "Befundtext")),
+    "discharge.csv.gz": (gzip.open, ("subject_id", "text")),
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(CHECKOUT))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of commands; `needs` is empty if a reader can run them on a bare checkout."""
+
+    needs: str
+    script: str
+
+    def commands(self) -> Iterator[list[str]]:
+        """Yield the words of each command, without its variables and a closing ellipsis."""
+        for line in self.script.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+            lexer.whitespace_split = True
+            words = [word for word in lexer if word != "…"]
+            while words:
+                end = next((n for n, w in enumerate(words) if set(w) <= set("&|;")), len(words))
+                command, words = words[:end], words[end + 1 :]
+                while command and re.match(r"[A-Z_]+=", command[0]):
+                    del command[0]
+                if command:
+                    yield command
+
+
+def blocks(page: Path) -> list[Block]:
+    found = FENCE.findall(page.read_text())
+    return [Block(needs, script) for needs, _, language, script in found if language == "sh"]
+
+
+def words_of_confide(command: list[str]) -> list[str] | None:
+    """Return the words after `confide`; None for another program."""
+    if command[:1] in (["confide"], ["./confide"]):
+        return command[1:]
+    if "tasks.cli" in command:  # in a container
+        return command[command.index("tasks.cli") + 1 :]
+    return ["run", *command] if command[:1] == ["--set"] else None
+
+
+def inline(page: Path) -> Iterator[list[str]]:
+    """Yield the words after `confide` of each command in the text of a page."""
+    for code in re.findall(r"`(?:\./)?confide ([^`]+)`", page.read_text()):
+        yield [word for word in shlex.split(code) if word != "…"]
+
+
+def parsed(words: list[str], *, only_names: bool = False) -> None:
+    """Read a command line as the program does, without executing it.
+
+    Args:
+        words: the words after `confide`.
+        only_names: accept a part of a command: check the names of verbs and options only.
+    """
+    group, parent = cli, click.Context(cli, info_name="confide")
+    while isinstance(group, click.Group) and words and not words[0].startswith("-"):
+        name, group, words = group.resolve_command(parent, words)
+        if not isinstance(group, click.Group):
+            options = {"resilient_parsing": True} if only_names else {}
+            group.make_context(name, list(words), parent=parent, **options)
+
+
+@pytest.fixture
+def small_files(at_home, tmp_path, monkeypatch) -> Path:
+    """The current folder, with files of the names in the pages."""
+    folder = tmp_path / "current"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name, (opened, header) in FILES.items():
+        with opened(name, "wt", newline="") as stream:
+            rows = [(note.patient_id, note.text) for note in notes(50, seed=5)]
+            csv.writer(stream).writerows([header, *rows])
+    for name in ("wikipedia", "books"):
+        (folder / name).mkdir()
+        (folder / name / "a.txt").write_text("Public words.")
+    (folder / "ward.json").write_text('{"declared_units": 400}')
+    (search,) = re.findall(r"`search.json` contains, .*?`(.+?)`", SWEEPS.read_text())
+    (folder / "search.json").write_text(f"{{{search}}}")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_of_the_page_run_or_are_marked(confide, small_files, page):
+    for block in blocks(page):
+        for command in block.commands():
+            words = words_of_confide(command)
+            if words is None:
+                known = command[0] in ("make", "export", "eval")
+                assert known or block.needs, f"mark the needs of: {shlex.join(command)}"
+            elif words[0] == "run":
+                settings = confide.json(*words, "--show-settings")
+                values = {name: field["value"] for name, field in settings.items()}
+                named = named_paths(SweepSettings, values).values()
+                lacking = [p for p in chain(*named) if not Path(p).exists()]
+                assert not lacking or block.needs, f"mark the block: it needs {lacking}"
+            elif block.needs or words[0] not in EXECUTED:
+                parsed(words)
+            else:
+                code, _, err = confide(*words)
+                assert code == 0, (words, err)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_within_the_text_have_known_verbs_and_options(page):
+    for words in inline(page):
+        parsed(words, only_names=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_and_make_targets_of_commands_exist(page):
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"`make ([a-z][a-z-]*)", text)) <= targets
+    for command in chain(*(block.commands() for block in blocks(page))):
+        assert command[:1] != ["make"] or command[1] in targets
+        files = [word.partition("::")[0] for word in command if word.startswith(FOLDERS)]
+        assert [file for file in files if not (CHECKOUT / file).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_names_its_language(page):
+    """A block without a language would escape the tests of commands."""
+    assert {language for _, _, language, _ in FENCE.findall(page.read_text())} <= LANGUAGES
+    assert len(re.findall(r"^ *```", page.read_text(), re.M)) % 2 == 0
