@@ -73,19 +73,21 @@ def _mechanisms(rows: Mapping[str, Row]) -> str:
 
 
 def _models(rows: Mapping[str, Row]) -> str:
-    """Return the results of trainings with each vocabulary."""
+    """Return the results of trainings with each vocabulary, of private words at ε = 3."""
     return _table(
         "source | mechanism | ε_V | private words | tokens | MLM, public | MLM, DP "
         "| F1, public | F1, DP",
         ([*_source_mechanism(name), f"{row['words_released']:,}", f"{row['tokens']:,}",
           *(f"{100 * row[k]:.1f}" for k in ("public_mlm", "dp_mlm", "public_f1", "dp_f1"))]
-         for name, row in rows.items()),
+         for name, row in rows.items() if not name.endswith(("ε 1", "ε 8"))),
     )  # fmt: skip
 
 
 def _released(rows: list[Row]) -> str:
-    """Return the items that each mechanism released from sets of items."""
-    kinds = dict.fromkeys((row["corpus"], row["public_items"], row["epsilon"]) for row in rows)
+    """Return the items that each mechanism released from sets of items at ε = 3."""
+    kinds = dict.fromkeys(
+        (row["corpus"], row["public_items"], 3.0) for row in rows if row["epsilon"] == 3
+    )
     lines = []
     for kind in kinds:
         of_kind = {

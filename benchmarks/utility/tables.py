@@ -20,7 +20,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "utility.jsonl"
 CORPUS, EPSILON = "made-up", 5.8
 TABLES = {  # name in the page -> recipe
     "gains": "phrases + gradients",
-    "gains with more computing": "phrases + gradients, more computing",
 }
 _HEAD = (
     "patients (seeds) | trained on | MLM accuracy, private text held out | entity F1 "

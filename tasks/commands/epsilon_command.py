@@ -252,13 +252,16 @@ _NOT_PRINTED: dict[str, Any] = {
 
 
 @click.command("paper-table")
+@options_of("paper-table")
 @as_json
-def papers() -> None:
+def papers(figure: Path | None) -> None:
     """Recompute the papers' figures: the printed value and the true one for its parameters.
 
     Example:
       confide paper-table
     """
+    if figure is not None:
+        _write_guarantee(figure)
     rows = paper_table()
     write_answer(rows, lambda: _show_papers(rows))
 
@@ -280,6 +283,28 @@ def _show_papers(rows: list[dict[str, Any]]) -> None:
                 for row in of_paper
             ],
         )
+
+
+def _write_guarantee(folder: Path) -> None:
+    """Draw ε against δ for several σ, in the form of Kerrigan et al. 2020, Fig. 2."""
+    # Matplotlib is slow to import.
+    from tasks.report.figures import MORE_STYLES, Panel, lines_figure, lines_of
+    from tasks.report.tables import power_of_ten
+
+    given = tomllib.loads(_PRINTED.read_text(encoding="utf-8"))["guarantee"]
+    of_paper = {"rate": given["rate"], "updates": given["updates"]}
+    points, styles = [], {}
+    accountants = ("PLD", "-", epsilon_pld), ("paper", "--", epsilon_paper_conversion)
+    for sigma, style in zip(given["sigmas"], MORE_STYLES, strict=True):
+        event = mechanisms.PoissonGaussian.single(given["rate"], sigma, given["updates"])
+        for accountant, stroke, epsilon in accountants:
+            name = f"σ = {sigma:g}, {accountant}"
+            styles[name] = *style, stroke
+            points += [(name, delta, epsilon(event, delta)) for delta in given["deltas"]]
+    ticks = {delta: power_of_ten(delta) for delta in given["deltas"]}
+    panel = Panel("", lines_of(points), "δ", ticks, log_x=True, y="zero")
+    if drawing := lines_figure("guarantee", [panel], styles, **of_paper):
+        drawing.write(folder)
 
 
 def paper_table() -> list[dict[str, Any]]:

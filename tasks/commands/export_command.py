@@ -46,19 +46,39 @@ def command(
         _confirm_hub()
     store = Deployment.from_environment().open_store()
     uri = chosen_model(store, uri, "export")
-    files, inside = _of_updates(_released_files(store, uri), after, uri)
-    names = _of_form(files, adapter, uri)
+    files = export(store, uri, folder, adapter=adapter, after=after, words=words)
+    if push:
+        _upload(folder, push)
+    said = f"{folder}: {len(files)} files. Privacy statement: {folder / STATEMENT_WORDS}"
+    answer = {"model": str(folder), "uri": uri, "files": files}
+    write_answer(answer, lambda: click.echo(said))
+
+
+def export(
+    store: Store,
+    uri: str,
+    folder: Path,
+    *,
+    adapter: bool = False,
+    after: int | None = None,
+    words: dict[str, str] | None = None,
+) -> list[str]:
+    """Copy a released model to a new folder with its card; return the sorted names of its files.
+
+    Raises:
+        BadInput: there is no such model, it has no guarantee, or the folder is not empty.
+        Contradicted: an audit refutes the model's claim.
+    """
+    released, inside = _of_updates(_released_files(store, uri), after, uri)
+    names = _of_form(released, adapter, uri)
     source = store.local_copy(uri) / inside
     with new_folder(folder) as partial:
         for name, new in names.items():
             (partial / new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, partial / new)
-        _write_card(store, uri, partial, words | {"model_name": folder.resolve().name}, after)
-    if push:
-        _upload(folder, push)
-    said = f"{folder}: {len(names) + 1} files. Privacy statement: {folder / STATEMENT_WORDS}"
-    answer = {"model": str(folder), "uri": uri, "files": sorted([*names.values(), _CARD])}
-    write_answer(answer, lambda: click.echo(said))
+        card = (words or {}) | {"model_name": folder.resolve().name}
+        _write_card(store, uri, partial, card, after)
+    return sorted([*names.values(), _CARD])
 
 
 def _write_card(

@@ -6,6 +6,8 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -58,33 +60,26 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
       confide init notes.csv
     """
     path = Path(absolute("FILE", str(file)))
-    format = _format_of(path)
-    columns = {} if format == "text" else _columns(path, format, given)
-    described, quarantine = _setting(columns), Quarantine()
-    unit, units = _units(path, format, described, quarantine)
-    if units < LEAST_UNITS:
-        what = f"it has fewer than {LEAST_UNITS} {unit}s, too few to hide one of them"
-        raise BadInput(what, where=str(path))
+    source = NoteSource.of(path, given)
+    unit, units = next(iter(source.units.items()))
     name = re.sub(r"[^a-z0-9._-]+", "-", bare_name(path).partition(".")[0].lower()).strip("._-")
     settings = {
-        "private_format": format,
-        "private_path": str(path),
-        "private_columns": described,
+        **source.settings,
         "private_dataset": dataset or name[:64] or "notes",
         "unit": unit,
-        "declared_units": _rounded_up(units),
+        "declared_units": source.bound(unit),
     }
     validated(JobSettings, settings)
     write_settings(settings, out, "--out")
     found = {
-        "format": format,
-        **columns,
-        "notes": quarantine.taken,
-        "notes that cannot be used": quarantine.rejected,
-        "notes marked as errors": quarantine.left_out,
+        "format": source.format,
+        **source.columns,
+        "notes": source.quarantine.taken,
+        "notes that cannot be used": source.quarantine.rejected,
+        "notes marked as errors": source.quarantine.left_out,
         f"{unit}s": units,
     }
-    budget = f"--epsilon {EPSILON} --delta {default_delta(_rounded_up(units)):g}"
+    budget = f"--epsilon {EPSILON} --delta {default_delta(source.bound(unit)):g}"
     file_of_settings = shlex.quote(str(out))
     commands = [
         f"confide advise --settings {file_of_settings} {budget} --write {file_of_settings}",
@@ -95,7 +90,67 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
     write_answer(answer, lambda: _show(answer))
 
 
-def _format_of(path: Path) -> str:
+@dataclass(frozen=True)
+class NoteSource:
+    """A file or folder of notes, as its header and one reading show it to the operator.
+
+    Attributes:
+        path, format: its place and its format.
+        columns: parts of the setting `private_columns`; empty for a folder of texts.
+        units: number of its units by kind; patients, if every note names one, come first.
+        quarantine: counts of its notes, and of those that cannot be used.
+        texts: digest of the set of its texts; order, format and names do not change it.
+    """
+
+    path: Path
+    format: str
+    columns: Mapping[str, str]
+    units: Mapping[str, int]
+    quarantine: Quarantine
+    texts: str
+
+    @classmethod
+    def of(cls, path: Path, given: Mapping[str, str | None]) -> NoteSource:
+        """Read a source, whose columns may be given by role.
+
+        Raises:
+            BadInput: it cannot be read, lacks a column, or has too few units to hide one of them.
+        """
+        format, quarantine = format_of(path), Quarantine()
+        columns = {} if format == "text" else _columns(path, format, given)
+        patients, nameless, documents = set[str](), 0, set[tuple[str, str]]()
+        texts = set[bytes]()
+        for document in corpus_readers(_setting(columns))[format](path, quarantine):
+            patients.add(document.patient_id)
+            nameless += not document.document_id
+            documents.add((document.patient_id, document.document_id))
+            texts.add(sha256(document.text.encode()).digest())
+        quarantine.finish(str(path))
+        units = {"document": nameless + sum(bool(document) for _, document in documents)}
+        if "" not in patients:
+            units = {"patient": len(patients), **units}
+        unit, number = next(iter(units.items()))
+        if number < LEAST_UNITS:
+            what = f"it has fewer than {LEAST_UNITS} {unit}s, too few to hide one of them"
+            raise BadInput(what, where=str(path))
+        digest = sha256(b"".join(sorted(texts))).hexdigest()
+        return cls(path, format, columns, units, quarantine, digest)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of the private corpus that read this source."""
+        return {
+            "private_format": self.format,
+            "private_path": str(self.path),
+            "private_columns": _setting(self.columns),
+        }
+
+    def bound(self, unit: str) -> int:
+        """Return a round number above the number of its units, which many sources share."""
+        return _rounded_up(self.units[unit])
+
+
+def format_of(path: Path) -> str:
     """Return the format of a source, by the suffixes of its files."""
     formats = {suffix: name for name in ("csv", "parquet", "jsonl") for suffix in SUFFIXES[name]}
     formats[".txt"] = "text"
@@ -140,23 +195,6 @@ def _is_not_utf_8(path: Path) -> bool:
             if any(line is Reason.ENCODING for _, line in text_lines(file)):
                 return True
     return False
-
-
-def _units(path: Path, format: str, columns: str, quarantine: Quarantine) -> tuple[str, int]:
-    """Return the unit that a source can protect, and the number of its units; for the operator.
-
-    Raises:
-        BadInput: the source cannot be read.
-    """
-    patients, nameless, documents = set[str](), 0, set[tuple[str, str]]()
-    for document in corpus_readers(columns)[format](path, quarantine):
-        patients.add(document.patient_id)
-        nameless += not document.document_id
-        documents.add((document.patient_id, document.document_id))
-    quarantine.finish(str(path))
-    if "" not in patients:
-        return "patient", len(patients)
-    return "document", nameless + sum(bool(document) for _, document in documents)
 
 
 def _rounded_up(units: int) -> int:

@@ -77,7 +77,7 @@ def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
     Example:
       confide ledger register ward-notes --unit patient --epsilon 8 --delta 1e-5
     """
-    _check_name(dataset)
+    check_name(dataset)
     ledger = _open()
     if public:
         if set(terms.values()) != {None}:
@@ -217,7 +217,7 @@ def withdraw(dataset: str, run: str) -> None:
     write_answer([record(entry) for entry in gone], lambda: click.echo(said))
 
 
-def _check_name(dataset: str) -> None:
+def check_name(dataset: str) -> None:
     """Refuse a name that is not allowed as a run's `private_dataset`.
 
     Raises:

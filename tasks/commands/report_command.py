@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,8 +19,18 @@ from tasks.commands.output import as_json, write_answer, write_prose, write_tabl
 from tasks.protocol.messages import StepResult
 from tasks.protocol.points import DP_MODEL
 from tasks.protocol.specs import FinetuneSpec
-from tasks.report.model import shown_day
-from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED, TABLE, rich_table
+from tasks.report.model import ACCURACY, F1, shown_day
+from tasks.report.tables import (
+    CELL,
+    LEGEND,
+    MARKS,
+    NOT_MEASURED,
+    TABLE,
+    Cell,
+    Header,
+    Table,
+    rich_table,
+)
 from tasks.results import FIGURES_FILE, FINETUNED, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
@@ -104,6 +115,8 @@ _PAIRED = (
 _NO_COUNTS = "no counts by document: labels or model are private, or the version is too old"
 _OTHER_DOCUMENTS = "documents, seeds or folds of the tests differ, or there are too few"
 _OTHER_HEADS = "fine-tuned for different tasks"
+_COLOURS = ("blue", "orange", "green", "pink", "sky", "black")  # of the runs in figures
+_COSTS = ("ε_V", "ε_T", "ε, in total")  # titles of columns: costs of a training
 
 
 @dataclass(frozen=True)
@@ -148,7 +161,7 @@ class Compared:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @options_of("compare")
 @as_json
-def compare(runs: tuple[str, ...], operator: bool) -> None:
+def compare(runs: tuple[str, ...], operator: bool, page: Path | None) -> None:
     """Compare runs by the settings that differ, ε, δ, F1 (accuracy, perplexity) and exposure.
 
     RUN is a report step's output (shown by confide report --json), or a number: 0 is the latest
@@ -171,6 +184,8 @@ def compare(runs: tuple[str, ...], operator: bool) -> None:
         "settings": changed,
         "f1_differences": [asdict(pair) for pair in compared],
     }
+    if page is not None:
+        _write_page(page, read, edition)
     write_answer(answer, lambda: _show_comparison(read, changed, compared))
 
 
@@ -315,6 +330,66 @@ def _show_leakage(runs: list[Run], names: list[str]) -> None:
         ["model", "attack", "level", *heads],
         [[*key, *(row.get(head) for head in heads)] for key, row in cells.items()],
     )
+
+
+def _write_page(folder: Path, runs: Sequence[Run], edition: str) -> None:
+    """Write a page of all runs: scores by labelled text, and leakage by epoch.
+
+    Raises:
+        BadInput: the folder exists.
+    """
+    # Matplotlib is slow to import.
+    from tasks.report.figures import COLOURS, STYLES, leakage_figure
+    from tasks.report.job_results import ARCHITECTURES
+    from tasks.report.page import comparison_page
+
+    if folder.exists():
+        raise BadInput("the folder exists", where=f"--page {folder}", fix="Name a new folder.")
+    families = [ARCHITECTURES.get(run.settings.get("model_kind", ""), "Model") for run in runs]
+    leakages, styles = [], {}
+    for number, (run, family) in enumerate(zip(runs, families, strict=True)):
+        repeated = f" (run {number})" if families.count(family) > 1 else ""
+        for leakage in run.leakage:
+            line = f"{family}{repeated}, {leakage['model']}"
+            leakages.append({**leakage, "model": line})
+            stroke = "-" if leakage["kind"] == "nonprivate" else "--"
+            colour = COLOURS[_COLOURS[number % len(_COLOURS)]]
+            styles[line] = colour, STYLES[leakage["kind"]][1], stroke
+    comparison_page(scores_by_labels(runs), leakage_figure(leakages, styles), edition).write(folder)
+
+
+def scores_by_labels(runs: Sequence[Run]) -> Table:
+    """Return the score of each model on the labelled text of each run, by the cost of its training.
+
+    The form is that of Hoory et al. 2021, Table 2. A model has one row if its cost is the same in
+    all runs, as in runs that differ in the labelled text alone.
+    """
+    every_cell = [cells for run in runs for cells in run.models.values()]
+    costs = dict.fromkeys(t for cells in every_cell for t in cells if t.startswith(_COSTS))
+    rows: dict[tuple[Cell, ...], list[Cell]] = {}
+    for number, run in enumerate(runs):
+        for model, cells in run.models.items():
+            key = Cell(model, value=model), *(_cell(cells, cost) for cost in costs)
+            scores = rows.setdefault(key, [Cell(NOT_MEASURED)] * len(runs))
+            scores[number] = _cell(cells, ACCURACY.title, F1.title)
+    names = [run.settings.get("entities_train") or "made-up labels" for run in runs]
+    return Table(
+        key="labels",
+        caption="Scores by labelled text",
+        headers=(
+            Header("Model", numeric=False),
+            *(Header(title, unit) for title, _, unit in (cost.partition(", ") for cost in costs)),
+            *(Header(text, f"run {n}, F1 or accuracy, %") for n, text in enumerate(names)),
+        ),
+        rows=tuple((*key, *scores) for key, scores in rows.items()),
+        notes=("The reports of the runs have the cost of private labels.",),
+    )
+
+
+def _cell(cells: Mapping[str, Mapping[str, Any]], *titles: str) -> Cell:
+    """Return the first of the cells that a run has."""
+    known = (cells[title] for title in titles if title in cells)
+    return next(map(CELL.validate_python, known), Cell(NOT_MEASURED))
 
 
 def _text(cell: Mapping[str, Any] | None) -> str:

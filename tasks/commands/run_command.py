@@ -24,15 +24,14 @@ from tasks.commands.settings_options import (
     settings_options,
 )
 from tasks.context import omissions_of
-from tasks.execution.run_job import Job, one_after_the_other, run_job, stops_on_signals
+from tasks.execution.run_job import Job, one_after_the_other, run_and_give_back
 from tasks.protocol.job import job_steps, point_and_task
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import promotion
 from tasks.protocol.specs import StepSpec
 from tasks.protocol.sweep import SweepSettings
-from tasks.releases.deployment_ledger import charged_by_run, plans_given_back
+from tasks.releases.deployment_ledger import charged_by_run
 from tasks.runtime.deployment import Deployment
-from tasks.tracking.mlflow import send_all
 
 
 @click.command("run")
@@ -69,21 +68,14 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
     else:
         steps = [(*point_and_task(name), spec) for name, spec in job_steps(settings, rule).items()]
         number = len(steps)
-    begun, started = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S")
-    key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
-    work = Job(name=job, run_key=key, run_name=f"{job} {started}", steps=steps)
+    begun, work = time.monotonic(), Job.now(job, steps)
     again = shlex.join(["confide", *sys.argv[1:]])
     try:
-        with (
-            stops_on_signals(),
-            plans_given_back(deployment, key),
-            one_after_the_other(number, shows_times=settings.made_up) as watch,
-        ):
-            finished = run_job(work, deployment, watch)
+        with one_after_the_other(number, shows_times=settings.made_up) as watch:
+            finished = run_and_give_back(work, deployment, watch)
     except (KeyboardInterrupt, SystemExit) as stop:
         _warn(f"stopped. The same command continues the run: {again}")
         sys.exit(stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT)
-    send_all(deployment)
     for name, result in finished.results.items():
         if (omissions := omissions_of(result)) is not None:
             _warn(f"warning: {name}: {omissions[0]}")
@@ -96,7 +88,7 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
             click.echo(f"Took {time.monotonic() - begun:.0f} s.")
     if finished.exit_code:
         _warn(finished.failed)
-        if charged := charged_by_run(deployment, key):
+        if charged := charged_by_run(deployment, work.run_key):
             _warn(f"releases that stay charged: {charged}. The same command continues it: {again}")
         else:
             _warn("nothing was spent: the run has released nothing")

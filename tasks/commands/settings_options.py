@@ -58,7 +58,16 @@ def settings_from(kind: type[S], **given: Any) -> S:
         BadInput: as `settings_of_options`; or a path does not exist, a table lacks a column, a
             public file is not declared, or the steps' environment lacks the device.
     """
-    settings, deployment = settings_of_options(kind, **given), Deployment.from_environment()
+    return ready_settings(kind, values_of_options(kind, **given), Deployment.from_environment())
+
+
+def ready_settings(kind: type[S], given: Mapping[str, Any], deployment: Deployment) -> S:
+    """Return the settings with these values, for a run of a deployment that starts now.
+
+    Raises:
+        BadInput: as `settings_from`.
+    """
+    settings = validated(kind, with_absolute_paths(kind, given))
     if missing := missing_file(settings):
         name, reason = missing
         raise BadInput(reason, where=name)
@@ -154,7 +163,17 @@ def values_of_options(
         if not equals:
             raise BadInput(f"{word!r} is not key=value", where="--set")
         values[key] = value
-    _refuse_unknown(kind, values)
+    return with_absolute_paths(kind, values)
+
+
+def with_absolute_paths(kind: type[JobSettings], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by name with absolute paths.
+
+    Raises:
+        BadInput: a name is unknown, or a text cannot be a path.
+    """
+    _refuse_unknown(kind, given)
+    values = dict(given)
     for key, named in named_paths(kind, values).items():
         values[key] = ",".join(p if "://" in p else absolute(key, p) for p in named)
     return values

@@ -32,8 +32,10 @@ from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.messages import StepProgress, StepResult
 from tasks.protocol.specs import RunContext, StepSpec
 from tasks.protocol.step_process import StepProcess, Work
+from tasks.releases.deployment_ledger import plans_given_back
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment, is_executable
+from tasks.tracking.mlflow import send_all
 
 Watcher = Callable[[str, StepProgress], None]  # gets a task's name and its progress
 
@@ -46,6 +48,13 @@ class Job:
     run_key: str
     run_name: str
     steps: Iterable[tuple[str, str, StepSpec]]  # the next one is requested when the last is done
+
+    @classmethod
+    def now(cls, name: str, steps: Iterable[tuple[str, str, StepSpec]]) -> Job:
+        """Return a job of this machine that starts now, under a new key."""
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        key = f"cli/{name}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
+        return cls(name=name, run_key=key, run_name=f"{name} {started}", steps=steps)
 
     @property
     def hides_count(self) -> bool:
@@ -90,6 +99,17 @@ class JobOutcome:
                 for name, result in self.results.items()
             },
         }
+
+
+def run_and_give_back(job: Job, deployment: Deployment, watch: Watcher) -> JobOutcome:
+    """Run a job, withdraw its plans if no release has begun, and send its numbers to MLflow.
+
+    The job's processes are stopped if this process receives a signal.
+    """
+    with stops_on_signals(), plans_given_back(deployment, job.run_key):
+        outcome = run_job(job, deployment, watch)
+    send_all(deployment)
+    return outcome
 
 
 def run_job(job: Job, deployment: Deployment, watch: Watcher) -> JobOutcome:
@@ -138,6 +158,7 @@ def _run_step(
         home=deployment.home,
         python=_python(deployment),
         server=server,
+        variables=deployment.variables,
     )
     with files.with_suffix(".log").open("w", buffering=1) as stream:
         code, messages = step.run(lambda line: print(line, file=stream), watch)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tasks.protocol import CHECKOUT, fork_server, supervisor
 from tasks.protocol.fork_server import ForkedStep
@@ -70,13 +71,21 @@ class StepProcess:
         home: folder of the deployment, for a spec that is too long for an argument.
         python: interpreter of the task environment.
         server: socket of a fork server, or None.
+        variables: variables of the deployment, if this process does not have them.
     """
 
     def __init__(
-        self, work: Work, channel: Path, *, home: Path, python: str, server: Path | None
+        self,
+        work: Work,
+        channel: Path,
+        *,
+        home: Path,
+        python: str,
+        server: Path | None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._work, self._channel, self._home = work, channel, home
-        self._python, self._server = python, server
+        self._python, self._server, self._variables = python, server, variables
         self._leader: supervisor.Process | None = None
 
     def run(
@@ -93,7 +102,9 @@ class StepProcess:
         self._channel.parent.mkdir(parents=True, exist_ok=True)
         self._channel.unlink(missing_ok=True)
         messages = Follower(self._channel)
-        variables = self._work.environment(without_orchestrator(os.environ), apart=False)
+        variables = self._work.environment(
+            without_orchestrator(os.environ | self._variables), apart=False
+        )
         reading, writing = os.pipe()
         with os.fdopen(reading, "rb") as output:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 
 from dp_core.audit.exposure import EXPOSURE, EXPOSURE_IN_ROWS, ExposureRow
 from dp_core.audit.extraction import DISCOVERABLE, TARGETED
-from dp_core.audit.membership import MembershipRow
+from dp_core.audit.membership import MembershipRow, RarityBucket
 from dp_core.audit.membership_sample import MEMBERSHIP
 from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import AuditRecord, Finding
@@ -83,6 +84,8 @@ _FIT = {  # metrics of the token stores on the fit of the vocabulary
     "fertility": "Tokens per word",
     "unknown_words": "Words without a spelling in tokens",
 }
+_TOKENS = {"tokens": "Tokens, training part", "held_out_tokens": "Tokens, held-out part"}
+LABEL_COUNTS = "_labels/"  # in metrics of a fine-tuning: PART_labels/TYPE
 
 
 def job_report(
@@ -109,6 +112,7 @@ def job_report(
         omissions=omission_facts(shared),
         audit=audit,
         occurrences=_occurrences(shared["private_store"]),
+        labels=_label_counts(spec, points),
         models=tuple(
             model_row(spec.points[name], points[name], float(spec.settings["epochs"]))
             for name in rows
@@ -169,13 +173,11 @@ def model_row(point: Point, results: Results, epochs: float) -> ModelRow:
         epochs: number of epochs of the whole training.
     """
     finetuned, audited = results.get("finetuning"), results.get("exposure")
-    scores = last_values(finetuned.result) if finetuned else {}
     return ModelRow(
         **measured_of([results]),
         kind=point.mode,
         name=point.name,
-        f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
-        interval=_interval(scores),
+        interval=_interval(last_values(finetuned.result) if finetuned else {}),
         exposures_in_rows=next(iter(exposures_of([audited], EXPOSURE_IN_ROWS.key)), None),
         memberships=_memberships(results.get("membership"), epochs),
         extractions=tuple(
@@ -299,13 +301,15 @@ def measured_of(replicates: Sequence[Results], *, with_predictions: bool = True)
         with_predictions: the accuracies of a training belong to the row's model, which is the
             last model of the training.
     """
-    models = _outputs(replicates, "pretraining")
+    models, tuned = _outputs(replicates, "pretraining"), _outputs(replicates, "finetuning")
+    types = {m.name.removeprefix("f1/") for t in tuned for m in t.result.metrics if "f1/" in m.name}
     scored = models if with_predictions else []
     return {
         **costs_of(replicates),
         "epsilon_vocabulary": epsilon_of_vocabulary(replicates[0]["vocabulary"]),
         "is_causal": is_causal(models[0].facts["shape"].get("kind", "bert")),
-        **{name: _mean(_outputs(replicates, "finetuning"), name) for name in SCORES},
+        **{name: _mean(tuned, name) for name in SCORES},
+        "f1_by_type": {name: _mean(tuned, f"f1/{name}") for name in sorted(types)},
         "mlm_public": _mean(scored, "mlm_accuracy_public"),
         "mlm_private": _mean(scored, "mlm_accuracy_private"),
         "perplexity_public": _mean(scored, "perplexity_public"),
@@ -403,6 +407,7 @@ def _samples(audited: Input | None) -> Samples | None:
 
 
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
+_RARITY: TypeAdapter[tuple[RarityBucket, ...]] = TypeAdapter(tuple[RarityBucket, ...])
 
 
 def _memberships(attacked: Input | None, epochs: float) -> tuple[Membership, ...]:
@@ -423,6 +428,7 @@ def _memberships(attacked: Input | None, epochs: float) -> tuple[Membership, ...
             ),
             findings[0].details.get("losses", {}),
             round(epochs * updates / last, 2) if len(by_updates) > 1 else math.inf,
+            _RARITY.validate_python(findings[0].details.get("rarity", ())),
         )
         for updates, findings in by_updates.items()
     )
@@ -537,8 +543,22 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
         yield Fact("Maximum words per unit", facts["words_per_unit"], Label.PUBLIC)
     yield from _measured_facts(vocabulary, {"distinct_words": "Distinct words before noise"})
     for role in ("public", "private"):
-        names = {metric: f"{name}, {role} text" for metric, name in _FIT.items()}
-        yield from _measured_facts(results[f"{role}_store"], names, "held out")
+        for metrics, note in ((_FIT, "held out"), (_TOKENS, "in rows, with markers")):
+            names = {metric: f"{name}, {role} text" for metric, name in metrics.items()}
+            yield from _measured_facts(results[f"{role}_store"], names, note)
+
+
+def _label_counts(spec: ReportSpec, points: Mapping[str, Results]) -> tuple[Fact, ...]:
+    """Return the number of labels of each entity type or class, by part of the labelled text."""
+    tuned = next((r["finetuning"] for r in points.values() if "finetuning" in r), None)
+    counts, label = Counter[tuple[str, str]](), Label.OPERATOR
+    for metric, count in last_values(tuned.result).items() if tuned else ():
+        part, counted, kind = metric.partition(LABEL_COUNTS)
+        if counted:
+            note = "all folds" if spec.settings["entities_folds"] else f"{part} part"
+            counts[kind, note] += int(count.value)
+            label = count.label
+    return tuple(Fact(kind, number, label, note) for (kind, note), number in counts.items())
 
 
 def _phrase_facts(phrases: Input) -> Iterator[Fact]:
@@ -606,6 +626,7 @@ def sweep_report(
     return Report(
         **header,
         omissions=omission_facts(_shared_results(spec, context)),
+        labels=_label_counts(spec, points),
         is_sweep=True,
         models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
         notes=_notes(missing),

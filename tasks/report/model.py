@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.membership import MembershipRow
+from dp_core.audit.membership import MembershipRow, RarityBucket
 from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -141,6 +141,7 @@ class Membership:
     rows: tuple[MembershipRow, ...]
     losses: Mapping[str, float] = field(default_factory=dict)  # mean of a row, nats, by group
     epochs: float = math.inf  # infinite if the training saved no earlier model
+    rarity: tuple[RarityBucket, ...] = ()  # of the attack by loss
     label = Label.OPERATOR
 
 
@@ -290,6 +291,7 @@ class Report:
     against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
     # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)
+    labels: tuple[Fact, ...] = ()  # labelled text: number of a type, with its part as the note
     by_epoch: tuple[ModelRow, ...] = ()  # models of trainings that saved several, in their order
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
@@ -310,9 +312,13 @@ def edition_of(report: Report, edition: Edition) -> Report:
     hidden = _hidden(report, edition)
     if not hidden:
         return report
-    # An omission marked as withheld would reveal its existence.
-    omissions = tuple(fact for fact in report.omissions if fact.label not in hidden)
-    shown: Report = _shown(replace(report, omissions=omissions), hidden)
+
+    # A fact marked as withheld would reveal that omissions, or labels of a type, exist.
+    def existing(facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
+        return tuple(fact for fact in facts if fact.label not in hidden)
+
+    report = replace(report, omissions=existing(report.omissions), labels=existing(report.labels))
+    shown: Report = _shown(report, hidden)
     # The set of private entity types is private as well.
     types = {
         kind

@@ -11,12 +11,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tasks.report import audit_tables, tables
-from tasks.report.figures import (
-    Drawing,
-    exposure_figure,
-    training_figure,
-)
+from tasks.report import audit_tables, figures, tables
+from tasks.report.figures import Drawing
 from tasks.report.first_screen import first_screen
 from tasks.report.model import QUANTITIES, Edition, ModelRow, Report, edition_of, measure_of
 from tasks.report.models_table import by_epoch_table, models_table, results_table
@@ -25,6 +21,14 @@ from tasks.report.tables import Header, Table
 from tasks.results import FIGURES_FILE
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_PAGES = Environment(
+    loader=FileSystemLoader(_TEMPLATES),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_PAGES.filters["significant"] = tables.significant
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,7 @@ class Page:
         """Write report.html, two files of numbers (JSON), and each drawing as .svg and .png."""
         folder.mkdir(parents=True, exist_ok=True)
         for drawing in self.drawings:
-            (folder / f"{drawing.key}.svg").write_text(drawing.svg, encoding="utf-8")
-            (folder / f"{drawing.key}.png").write_bytes(drawing.png)
+            drawing.write(folder)
         tables_in_json = {table.key: table.to_json() for table in self.tables}
         for file, content in (("tables.json", tables_in_json), (FIGURES_FILE, self.figures)):
             text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False)
@@ -54,14 +57,19 @@ class Page:
 def report_page(report: Report, edition: Edition) -> Page:
     """Return the report of a job or a sweep in that edition."""
     shown = edition_of(report, edition)
-    figures: tuple[Drawing | None, ...]
+    drawn: tuple[Drawing | None, ...]
+    numbers = figures_of(shown)
     if shown.is_sweep:
-        figures = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
+        drawn = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
         content = {"points": results_table(shown)}
     else:
-        figures = (
-            exposure_figure(shown.models),
-            training_figure(shown.curves, shown.models),
+        drawn = (
+            figures.exposure_figure(shown.models),
+            figures.epochs_figure(shown.by_epoch, shown.models),
+            figures.leakage_figure(numbers["leakage"], figures.styles_of(shown.models)),
+            figures.rarity_figure(shown.models),
+            figures.entity_figure(shown.models),
+            figures.training_figure(shown.curves, shown.models),
         )
         losses, leakages = audit_tables.epoch_tables(shown.models)
         content = {
@@ -73,25 +81,18 @@ def report_page(report: Report, edition: Edition) -> Page:
             "by_epoch": by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
             "loss_by_epoch": losses,
             "leakage_by_epoch": leakages,
-            "entities": tables.entity_table(shown.models),
             "training": tables.facts_table("training", "Training facts", shown.training),
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         }
+    content["entities"] = tables.entity_table(shown.models, shown.labels)
     if shown.ledger is not None:
         content["ledger"] = shown.ledger
-    drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
+    drawings = {drawing.key: drawing for drawing in drawn if drawing is not None}
     private = shown.model("dp")
     record = shown.statement.data
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["significant"] = tables.significant
-    html = environment.get_template("sweep.html.j2" if shown.is_sweep else "job.html.j2").render(
+    page = _PAGES.get_template("sweep.html.j2" if shown.is_sweep else "job.html.j2")
+    html = page.render(
         {"ledger": None} | content,
         report=shown,
         edition=edition.value,
@@ -111,8 +112,17 @@ def report_page(report: Report, edition: Edition) -> Page:
         html,
         tuple(drawings.values()),
         tuple(table for table in content.values() if table.rows),
-        figures_of(shown),
+        numbers,
     )
+
+
+def comparison_page(table: Table, leakage: Drawing | None, edition: str) -> Page:
+    """Return the page that compares several runs, with what one edition of their reports shows."""
+    drawings = () if leakage is None else (leakage,)
+    style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    page = _PAGES.get_template("comparison.html.j2")
+    html = page.render(table=table, drawings=drawings, edition=edition, style=style)
+    return Page(html, drawings, (table,), {})
 
 
 def figures_of(shown: Report) -> dict[str, Any]:
@@ -139,6 +149,7 @@ def _leakage(row: ModelRow) -> Iterator[dict[str, Any]]:
         for attack in membership.rows:
             yield {
                 "model": row.name,
+                "kind": row.kind,
                 # None if only the last model was saved.
                 "epoch": None if math.isinf(membership.epochs) else membership.epochs,
                 "level": attack.level,

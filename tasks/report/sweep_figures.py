@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.training.bootstrap import MeanF1
@@ -17,16 +17,14 @@ from tasks.protocol.points import BASELINE_NAMES, Baseline
 from tasks.report.figures import (
     COLOURS,
     EPSILON_COLOUR,
-    OCCURRENCES,
     SCORE_COLOUR,
     STYLES,
     Drawing,
-    Line,
     canvas,
     embedded_rows,
     exposure_drawing,
     finish,
-    frame_scores,
+    frame,
     legend_below,
     twin,
 )
@@ -36,6 +34,7 @@ from tasks.report.tables import significant
 
 # The last three give strokes and gaps, in line widths.
 _DASHES = (":", "-.", "--", (0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
+_FAR_APART = 20  # ratio of the largest to the smallest perplexity for a logarithmic axis
 _WITH_VOCABULARY_OF_SWEEP: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
 
 
@@ -61,7 +60,8 @@ def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
     if len(trained) < 2:
         return None
     batches = sorted({point.batch_size for point in private})
-    lines: list[Line] = []
+    lines: dict[str, list[ExposureRow]] = {}
+    styles: dict[str, tuple[str, str, str]] = {}
     colours = itertools.cycle(COLOURS[c] for c in ("sky", "blue", "green", "pink", "black"))
     colour_of = dict(zip(batches, colours, strict=False))
     for (baseline, batch, updates), point in sorted(trained.items()):
@@ -72,12 +72,11 @@ def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
             name = f"{size} σ={significant(point.noise_multiplier)}"
             colour = colour_of[batch]
             markers = "osD^v"[batches.index(batch) % 5]
-        before = sum(line.colour == colour for line in lines)
-        marker, style = markers[before % len(markers)], ("-", "--", ":", "-.")[before % 4]
-        rows = _over_seeds([embedded_rows(exposures) for exposures in point.audits])
-        lines.append(Line(name, rows, colour, marker, style))
-    caption = f"Exposure by batch size (bs) and number of updates (step), {OCCURRENCES}"
-    return exposure_drawing(lines, "sweep-exposure", caption)
+        before = sum(style[0] == colour for style in styles.values())
+        stroke = ("-", "--", ":", "-.")[before % 4]
+        styles[name] = colour, markers[before % len(markers)], stroke
+        lines[name] = _over_seeds([embedded_rows(exposures) for exposures in point.audits])
+    return exposure_drawing("sweep-exposure", lines, styles)
 
 
 def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
@@ -154,8 +153,6 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         axes.set_xlabel(_TITLES[index][0])
         axes.set_ylim(0, top_epsilon * 1.1)
         right.tick_params(axis="y", colors=SCORE_COLOUR)
-        if measure.is_share:
-            right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         _score_limits(right, [*grid.values(), *baselines], measure)
         if index == shown[0]:
             axes.set_ylabel("ε in total")
@@ -258,10 +255,15 @@ def _epsilon(point: ModelRow) -> float | None:
 
 
 def _score_limits(right: Axes, points: Sequence[ModelRow], measure: Measure) -> None:
+    """Set the limits of an axis of scores and of the ends of their intervals.
+
+    The axis of perplexities starts at 0, or is logarithmic if they differ widely.
+    """
     scores = [(p, score) for p in points if (score := number_of(measure.of(p))) is not None]
     ends = [end for p, score in scores for end in _interval(p, score)]
     if ends:
-        frame_scores(right, ends, measure)
+        far = min(ends) > 0 and max(ends) > _FAR_APART * min(ends)
+        frame(right, ends, "share" if measure.is_share else "log" if far else "zero")
     else:
         right.set_yticks([])
         right.spines["right"].set_visible(False)

@@ -161,6 +161,7 @@ class Table:
         return record
 
 
+CELL: TypeAdapter[Cell] = TypeAdapter(Cell)  # reads a cell of `to_json`
 TABLE: TypeAdapter[Table] = TypeAdapter(Table)  # reads the output of `to_json`
 
 
@@ -245,26 +246,46 @@ def _text(cell: Cell) -> Text:
     return Text(cell.text + MARKS[cell.label], style="dim" if cell.withheld else style)
 
 
-def entity_table(models: Sequence[ModelRow]) -> Table:
-    """Return F1 by entity type or class, then the overall score with its interval.
+MOST_COLUMNS = 12  # models in a table with one column for each
 
-    The table has no rows if nothing was measured.
+
+def entity_table(models: Sequence[ModelRow], labels: Sequence[Fact] = ()) -> Table:
+    """Return counts and F1 by entity type or class, then the overall score with its interval.
+
+    The counts by part have the form of Hoory et al. 2021, Table 1. The table has no rows if nothing
+    was measured.
+
+    Args:
+        models: the models, one per column; more than `MOST_COLUMNS` are left out.
+        labels: the number of labels of each type, with the part as the note.
     """
     measure = measure_of(models)
-    types = sorted({kind for model in models for kind in model.f1_by_type})
+    models = models if len(models) <= MOST_COLUMNS else ()
+    parts = list(dict.fromkeys(fact.note for fact in labels))
+    counts = {(fact.name, fact.note): _fact_cell(fact) for fact in labels}
+    types = sorted({kind for m in models for kind in m.f1_by_type} | {kind for kind, _ in counts})
     rows = [
-        (name(kind), *(percentage(model.f1_by_type.get(kind)) for model in models))
+        (
+            name(kind),
+            *(counts.get((kind, part), Cell(NOT_MEASURED)) for part in parts),
+            *(percentage(model.f1_by_type.get(kind)) for model in models),
+        )
         for kind in types
     ]
-    if any(model.score is not None for model in models):
-        rows.append((name(measure.over_all), *(percentage(model.score) for model in models)))
-    if any(model.interval is not None for model in models):
-        rows.append((name("95% interval"), *(interval_cell(model.interval) for model in models)))
+    unknown = [Cell(NOT_MEASURED)] * len(parts)
+    for title, field, cell in (
+        (measure.over_all, "score", percentage),
+        ("95% interval", "interval", interval_cell),
+    ):
+        values = [getattr(model, field) for model in models]
+        if any(value is not None for value in values):
+            rows.append((name(title), *unknown, *map(cell, values)))
     return Table(
         key="entities",
         caption=measure.by_label,
         headers=(
             Header(measure.label, numeric=False),
+            *(Header("Labels", part) for part in parts),
             *(Header(model.name, "%" if measure is ACCURACY else "F1, %") for model in models),
         ),
         rows=tuple(rows),

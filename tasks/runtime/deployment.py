@@ -31,6 +31,7 @@ _CONFIDE_FILES = (
     "airflow",
 )
 MOST_HOSTS = 4096
+_PLACES = ("home", "store", "ledger", "seeds", "keys", "tracking")
 
 Launcher = Literal["process", "docker", "kubernetes"]
 
@@ -106,6 +107,12 @@ class Deployment:
             cluster_secrets=secrets,
             cache_bytes=bytes_from(env.get(BOUND, "")),
         )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which a step of this deployment finds its places."""
+        places = {name: getattr(self, name) for name in _PLACES}
+        return {f"CONFIDE_{name.upper()}": str(place) for name, place in places.items()}
 
     def open_store(self) -> Store:
         """Return the store, with the cache of this machine."""

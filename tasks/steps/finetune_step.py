@@ -15,6 +15,7 @@ from dp_core.data.labelled_text import (
     LabelledItem,
     LabelledText,
     Sentence,
+    all_entities,
     class_scores,
     fold_of,
     joined,
@@ -27,7 +28,7 @@ from dp_core.data.labelled_text import (
     with_types,
 )
 from dp_core.errors import BadInput, PrivateTextRefusal
-from dp_core.labels import Dp, Label, Operator
+from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.models.parameters import Bert
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.training.bootstrap import Replicate, mean_f1
@@ -47,9 +48,9 @@ from tasks.releases.provenance import (
     private_units,
     vocabulary_digest,
 )
-from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES
+from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES, LABEL_COUNTS
 from tasks.results import Input, released_after
-from tasks.steps.entities_step import read_items
+from tasks.steps.entities_step import PARTS, read_items
 from tasks.steps.training_files import TrainingCurve, write_model
 from tasks.storage.store import sha256_of
 
@@ -90,6 +91,11 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     )
     scores = task.scores(test, predicted)
     _measure(context, scores, label)
+    count = Public if public else Operator
+    for part in PARTS:
+        counts = task.count(task.learned(items_of(spec, entities, part)))
+        for name in scores.f1_by_label:
+            context.measure(f"{part}{LABEL_COUNTS}{name}", count(counts[name]))
     after = released_after(model.result)
     write_model(context, tuned, model, released_after=after)
     errors = {"spec": spec.model_dump(mode="json"), **errors_of(task, test, predicted)}
@@ -288,6 +294,10 @@ class Tagging:
         types = tuple(dict.fromkeys(tag[2:] for tag in label_set(train)[1:]))
         return self.spec.entity_types or types
 
+    def count(self, items: Sequence[Sentence]) -> Counter[str]:
+        """Return the number of entities by type."""
+        return Counter(kind for item in items for kind, _, _ in all_entities(item))
+
     def head(self, labels: Sequence[str]) -> TaggingHead:
         """Return the head that tags words with these types."""
         return TaggingHead(tags_of_types(labels), self.spec.crf, self.spec.window_overlap)
@@ -349,6 +359,10 @@ class Classifying:
     def labels(self, train: Sequence[LabelledText]) -> tuple[str, ...]:
         """Return the classes."""
         return self.spec.class_names or tuple(sorted({text.label for text in train}))
+
+    def count(self, items: Sequence[LabelledText]) -> Counter[str]:
+        """Return the number of texts by class."""
+        return Counter(item.label for item in items)
 
     def head(self, labels: Sequence[str]) -> ClassHead:
         """Return the head that learns these classes."""

@@ -92,12 +92,15 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         if spec.role == "public":  # the size of private data is private
             context.progress(units, 0)
     train = writers[TRAIN].finish()
+    tokens = {"tokens": train}
     with suppress(BadInput):  # a small corpus may have no held-out unit
-        writers[HELD_OUT].finish()
+        tokens["held_out_tokens"] = writers[HELD_OUT].finish()
     audited = _write_audit_canaries(spec, context, tokenizer) if spec.audit_canaries else None
     count = _COUNTS[role]
     context.measure("units", count(train.n_units))
     context.measure("rows", count(train.n_rows))
+    for name, store in tokens.items():
+        context.measure(name, count(int(store.lengths.sum())))
     if fit := subwords.fit(tokenizer, list(chain.from_iterable(read))):
         label = Operator if role == "private" else Dp  # the vocabulary may be a release
         context.measure("coverage", label(fit.coverage))

@@ -17,8 +17,8 @@ from dp_core.privacy.accounting.accountants import gaussian_epsilon
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
-from tasks.commands import run_command
 from tasks.commands.output import write_table
+from tasks.execution import run_job as process
 from tasks.execution.run_job import Job, JobOutcome
 from tasks.protocol import CHECKOUT
 from tasks.protocol.job import budget_of_run
@@ -349,8 +349,8 @@ def test_failed_run_states_whether_anything_was_spent(confide, monkeypatch, rele
             ledger.reserve(entry)
         return JobOutcome(job, deployment.logs, exit_code=2, failed="pretrain: wrong")
 
-    monkeypatch.setattr(run_command, "run_job", fails)
-    monkeypatch.setattr(run_command, "send_all", lambda _: None)
+    monkeypatch.setattr(process, "run_job", fails)
+    monkeypatch.setattr(process, "send_all", lambda _: None)
     code, _, err = confide("run")
     assert code == 2
     if released:
@@ -447,7 +447,7 @@ def test_stopped_run_states_that_the_same_command_continues_it(
         os.kill(os.getpid(), number)
         time.sleep(5)
 
-    monkeypatch.setattr(run_command, "run_job", stopped)
+    monkeypatch.setattr(process, "run_job", stopped)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:

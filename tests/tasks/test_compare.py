@@ -8,6 +8,8 @@ import pytest
 from step_outputs import publish
 
 from dp_core.labels import Label
+from tasks.commands.report_command import Run, scores_by_labels
+from tasks.report.model import F1
 from tasks.report.tables import Cell, bits, withheld
 from tasks.results import FIGURES_FILE
 from tasks.runtime.deployment import Deployment
@@ -84,8 +86,8 @@ def test_changed_settings_and_f1_difference_of_two_runs_are_shown(reports, confi
 
 def test_operator_sees_leakage_by_model_kind_and_epoch(reports, confide):
     def leakage(epoch: float | None, value: float) -> dict[str, Any]:
-        row = {"model": "With DP", "level": "patient", "attack": "loss", "label": "operator"}
-        return {**row, "epoch": epoch, "value": value, "interval": [0.0, 1.0]}
+        row = {"model": "With DP", "kind": "dp", "level": "patient", "label": "operator"}
+        return {**row, "attack": "loss", "epoch": epoch, "value": value, "interval": [0.0, 1.0]}
 
     reports.add(
         {"model_kind": "bert"}, {"With DP": 200}, [leakage(1.0, 0.021), leakage(2.0, 0.032)]
@@ -100,6 +102,49 @@ def test_operator_sees_leakage_by_model_kind_and_epoch(reports, confide):
     (row,) = [line for line in table.splitlines() if "2.1" in line]
     assert row.index("2.1") < row.index("3.2") < row.index("7.1")
     assert "Membership" not in confide("compare", "1", "0")[1]
+
+
+def test_page_shows_families_in_one_figure_and_label_sets_in_one_table(reports, confide, tmp_path):
+    def leakage(model: str, kind: str, epoch: float | None) -> dict[str, Any]:
+        row = {"model": model, "kind": kind, "level": "patient", "attack": "loss"}
+        return {**row, "epoch": epoch, "value": 0.2, "interval": [0.1, 0.3], "label": "operator"}
+
+    trained = [leakage("Without privacy", "nonprivate", epoch) for epoch in (1.0, 2.0)]
+    for family in ("bert", "gpt2"):
+        settings = {"model_kind": family, "entities_train": f"i2b2-{family}"}
+        reports.add(settings, {"With DP": 200}, [*trained, leakage("Public", "public", None)])
+    page = tmp_path / "page"
+    assert confide("compare", "--operator", "--page", str(page), "1", "0")[0] == 0
+    figure = (page / "leakage.svg").read_text()
+    for line in ("BERT, Without privacy", "GPT-2, Without privacy", "GPT-2, Public"):
+        assert line in figure
+    table = json.loads((page / "tables.json").read_text())["labels"]
+    assert [header["name"] for header in table["headers"][-2:]] == ["i2b2-bert", "i2b2-gpt2"]
+    assert "P-BBA: loss, by patient" in (page / "report.html").read_text()
+    code, _, err = confide("compare", "--page", str(page), "1", "0")
+    assert code == 2 and "the folder exists" in err
+    other = tmp_path / "publishable"
+    assert confide("compare", "--page", str(other), "1", "0")[0] == 0
+    assert sorted(file.name for file in other.iterdir()) == [
+        "figures.json", "report.html", "tables.json",
+    ]  # fmt: skip
+
+
+def test_models_of_equal_name_share_a_row_only_if_their_cost_is_equal():
+    def run(epsilon: float, f1: float) -> Run:
+        cells = {
+            "ε, in total, per patient": asdict(Cell(f"{epsilon}", epsilon, Label.PUBLIC)),
+            F1.title: asdict(Cell(f"{f1}", f1, Label.DP)),
+        }
+        return Run("", "", {}, {"With DP": cells}, {})
+
+    def texts(*runs: Run) -> list[list[str]]:
+        return [[cell.text for cell in row] for row in scores_by_labels(runs).rows]
+
+    assert texts(run(2.0, 80.5), run(2.0, 81.5)) == [["With DP", "2.0", "80.5", "81.5"]]
+    assert texts(run(2.0, 80.5), run(9.0, 81.5)) == [
+        ["With DP", "2.0", "80.5", "–"], ["With DP", "9.0", "–", "81.5"],
+    ]  # fmt: skip
 
 
 def test_models_are_compared_with_the_first_of_their_run_or_of_their_name(reports, confide):

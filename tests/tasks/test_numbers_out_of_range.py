@@ -46,23 +46,10 @@ def test_command_refuses_numbers_out_of_range_in_one_line(confide, command, opti
         assert option in err or command == REGISTER, err
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("noise_multiplier", 1e-300),
-        ("noise_multiplier", float("nan")),
-        ("finetune_noise_multiplier", 1e-300),
-        ("vocabulary_epsilon", 1e-300),
-        ("vocabulary_epsilon", float("inf")),
-        ("vocabulary_delta", 1e-300),
-        ("delta", 5e-324),
-        ("declared_units", LONG),
-        ("sweep_batch_sizes", LONG),
-    ],
-)
-def test_settings_refuse_numbers_out_of_range(field, value):
+@pytest.mark.parametrize("field", ["declared_units", "sweep_batch_sizes"])
+def test_settings_refuse_numbers_of_hundreds_of_digits(field):
     with pytest.raises(ValidationError, match=field):
-        SweepSettings.model_validate({field: value})
+        SweepSettings.model_validate({field: LONG})
 
 
 def test_too_large_sweep_is_refused_before_its_grid_is_expanded(monkeypatch):

@@ -1,9 +1,11 @@
 import json
+import math
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from tasks.commands import epsilon_command
 from tasks.commands.epsilon_command import paper_table, papers
 
 
@@ -77,3 +79,14 @@ def test_noise_per_shard_gives_smaller_epsilon(rows):
 def test_infinite_values_are_written_as_json(rows):
     asked = CliRunner().invoke(papers, ["--json"], catch_exceptions=False)
     assert [row["name"] for row in json.loads(asked.output)] == list(rows)
+
+
+def test_figure_of_the_guarantee_has_one_line_per_sigma_and_accountant(tmp_path, monkeypatch):
+    for name in ("epsilon_pld", "epsilon_paper_conversion"):
+        monkeypatch.setattr(epsilon_command, name, lambda event, delta: -math.log(delta))
+    monkeypatch.setattr(epsilon_command, "paper_table", list)
+    result = CliRunner().invoke(papers, ["--figure", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    figure = (tmp_path / "guarantee.svg").read_text()
+    for text in ("σ = 0.7, PLD", "σ = 4, paper", "10⁻⁹", "10⁻³"):
+        assert text in figure

@@ -8,7 +8,6 @@ import pytest
 from command_line import set_options
 
 from dp_core.errors import BadInput
-from tasks.commands import run_command
 from tasks.commands.settings_options import PRESETS, settings_of_options
 from tasks.execution import run_job as process
 from tasks.execution.run_job import Job, JobOutcome
@@ -133,8 +132,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(job.name)
         return JobOutcome(job, deployment.logs, exit_code=1, failed="not run by a test")
 
-    monkeypatch.setattr(run_command, "run_job", start)
-    monkeypatch.setattr(run_command, "send_all", lambda _: None)
+    monkeypatch.setattr(process, "run_job", start)
+    monkeypatch.setattr(process, "send_all", lambda _: None)
     return started
 
 
@@ -272,8 +271,8 @@ def test_run_warns_of_items_that_readers_left_out(confide, monkeypatch, words):
         result = CORPUS.model_copy(update={"metrics": metrics})
         return JobOutcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
 
-    monkeypatch.setattr(run_command, "run_job", start)
-    monkeypatch.setattr(run_command, "send_all", lambda _: None)
+    monkeypatch.setattr(process, "run_job", start)
+    monkeypatch.setattr(process, "send_all", lambda _: None)
     _, out, err = confide("run", *words)
     line = "confide: warning: private_corpus: documents left out: 3 (not UTF-8: 3)"
     assert err.count(line) == 1

@@ -171,8 +171,12 @@ def test_another_corpus_under_the_same_spec_is_charged_again(chain):
 def test_number_of_rows_is_for_the_operator(chain):
     context = chain.benches["rows"]
     fit = {"coverage", "fertility", "unknown_words"}
-    names = ("units", "rows", "occurrences/HS at 1", *fit)
+    names = ("units", "rows", "tokens", "held_out_tokens", "occurrences/HS at 1", *fit)
     assert context.labels() == {name: {OPERATOR} for name in names}
+    parts = token_store.TRAIN, token_store.HELD_OUT
+    stores = [TokenStore.open(context.out / part) for part in parts]
+    tokens = {n.name: n.value for n in context.numbers if n.name.endswith("tokens")}
+    assert list(tokens.values()) == [store.lengths.sum() for store in stores]
     labels = chain.benches["public rows"].labels()
     assert all(labels[name] == {DP} for name in fit)
     assert context.counted == []
@@ -397,7 +401,7 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(chain, monkeyp
 def test_entity_types_not_in_the_settings_are_for_the_operator(chain):
     context, spec = tuning(chain, chain.trained[0], "untold", plan=None, entity_types=(), epochs=1)
     answer = finetune.run(spec, context)
-    assert context.labels()["f1/sign"] == {OPERATOR}
+    assert context.labels()["f1/sign"] == context.labels()["train_labels/sign"] == {OPERATOR}
     assert answer.facts["labels"] == []
     assert "sign" not in json.dumps(answer.facts)
     assert operator_only(context.releases)
@@ -450,6 +454,9 @@ def test_interval_of_accuracy_is_resampled_by_document(chain):
     right = sum(correct for correct, _, _ in counts.values())
     assert values["accuracy"].value == right / 60
     assert values["accuracy"].label == DP
+    counts_by_class = {n: values[f"test_labels/{n}"] for n in ("yes", "no")}
+    assert [number.value for number in counts_by_class.values()] == [30, 30]
+    assert {number.label for number in counts_by_class.values()} == {PUBLIC}
     assert values["accuracy_low"].value <= right / 60 <= values["accuracy_high"].value
 
 

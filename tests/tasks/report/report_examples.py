@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from dp_core.audit.extraction import (
     compare,
     extraction_finding,
 )
-from dp_core.audit.membership import LowRate, MembershipRow, Share
+from dp_core.audit.membership import LowRate, MembershipRow, RarityBucket, Share
 from dp_core.audit.protocol import Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator
@@ -275,6 +275,11 @@ def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
             Fact("private_corpus", OMITTED, Label.OPERATOR),
             Fact("public_corpus", "documents left out: 4 (no text: 4)", Label.PUBLIC),
         ),
+        labels=tuple(
+            Fact(kind, 1000 * row + 913 * column, Label.OPERATOR, part)
+            for column, part in enumerate(("train part", "test part"), start=1)
+            for row, kind in enumerate(("problem", "test", "treatment"), start=1)
+        ),
         occurrences={f"{p} at {rate:g}": Operator(4065 * rate) for p in PATTERNS for rate in RATES},
         curves=_curves(),
         training=(
@@ -301,6 +306,24 @@ def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
 def with_models(report: Report, **fields: Any) -> Report:
     """Return the report with other values of some fields of each model."""
     return replace(report, models=tuple(replace(model, **fields) for model in report.models))
+
+
+def attacked_by_epoch(report: Report) -> Report:
+    """Return the report with attacks after each of three epochs, except on the public model."""
+    rarity = tuple(RarityBucket(3.0 * n - 40, 12, 9, 0.25 - 0.05 * n) for n in range(9))
+    models = []
+    for model in report.models:
+        (attacks,) = model.memberships
+        after = []
+        for epoch in (3.0,) if model.kind == "public" else (1.0, 2.0, 3.0):
+            leaked = [Share(*(e * epoch / 3 for e in astuple(r.leakage))) for r in attacks.rows]
+            rows = tuple(replace(r, leakage=s) for r, s in zip(attacks.rows, leaked, strict=True))
+            losses = {"members": 3.4 - epoch / 4, "others": 3.4 - epoch / 5}
+            when = math.inf if model.kind == "public" else epoch
+            after.append(Membership(rows, losses, when, rarity))
+        ends = Operator(model.f1.value - 0.0317), Operator(model.f1.value + 0.0319)
+        models.append(replace(model, memberships=tuple(after), interval=ends))
+    return replace(report, models=tuple(models))
 
 
 def _point(number: int, sigma: float, batch: int, epochs: float) -> ModelRow:

@@ -6,25 +6,32 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
-from report_examples import causal_sweep_report, exposure_rows, job_report, sweep_report
+from report_examples import (
+    attacked_by_epoch,
+    causal_sweep_report,
+    exposure_rows,
+    job_report,
+    sweep_report,
+)
 
 from dp_core.audit.exposure import EMBEDDED
 from dp_core.labels import Label
 from dp_core.privacy.statement import DatasetTotal
 from tasks.report import figures, sweep_figures
-from tasks.report.figures import Drawing
-from tasks.report.model import Cost, Exposures, ModelRow, Withheld
+from tasks.report.figures import Drawing, Panel
+from tasks.report.model import Cost, Edition, Exposures, ModelRow, Withheld
+from tasks.report.page import figures_of, report_page
 
-REPORT = job_report()
+REPORT = attacked_by_epoch(job_report())
 
 
 @cache
 def _drawn() -> dict[str, Drawing]:
     drawn = (
-        figures.exposure_figure(REPORT.models),
-        figures.training_figure(REPORT.curves, REPORT.models),
+        *report_page(REPORT, Edition.OPERATOR).drawings,
         sweep_figures.sweep_figure(sweep_report().models),
     )
     return {drawing.key: drawing for drawing in drawn if drawing is not None}
@@ -42,7 +49,10 @@ def _sweep(points: Sequence[ModelRow]) -> Drawing:
     return drawing
 
 
-@pytest.mark.parametrize("key", ["exposure", "training", "sweep"])
+KEYS = ["exposure", "training", "epochs", "leakage", "rarity", "entities", "sweep"]
+
+
+@pytest.mark.parametrize("key", KEYS)
 def test_figure_is_as_wide_as_the_page_and_its_text_is_readable(key):
     drawing = _drawn()[key]
     height, width, _ = imread(io.BytesIO(drawing.png)).shape
@@ -67,6 +77,16 @@ SHOWN = {
         "ε", "ε spent by DP training (right axis)", "Training loss, nats per prediction",
         "MLM accuracy on public text",
     ),
+    "epochs": (
+        "Strict entity F1", "Exposure, mean, bits", "Loss on held-out text, nats", "Epochs",
+        "no memory", "Public only", "DP", "Non-private", "2", "6",
+    ),
+    "leakage": (
+        "S-BBA: loss, by row", "S-GWBA: gradients, by row", "P-BBA: loss, by patient", "Epochs",
+        "Leakage, TPR − FPR", "Public only", "DP", "Non-private", "1", "3",
+    ),
+    "rarity": ("DP: ρ = −1.00", "ln p(profile)", "Leakage, TPR − FPR", "−10%"),
+    "entities": ("problem", "test", "treatment", "all (micro)", "F1", "70%"),
     "sweep": (
         "Noise multiplier σ", "Batch size, expected units", "Epochs", "ε in total",
         "Strict entity F1", "batch 128, 10 epochs", "0.6", "128", "256", "20",
@@ -88,6 +108,54 @@ def test_figure_omits_models_with_withheld_values():
     assert drawing is not None and "Non-private" not in _texts(drawing)
     assert figures.exposure_figure(hidden) is None
     assert figures.training_figure([], REPORT.models) is None
+
+
+def test_figures_of_attacks_and_losses_are_for_the_operator():
+    private = attacked_by_epoch(job_report(made_up=False))
+    keys = {e: {d.key for d in report_page(private, e).drawings} for e in Edition}
+    assert keys[Edition.OPERATOR] == set(KEYS) - {"sweep"}
+    assert keys[Edition.PUBLISHABLE] == {"exposure", "training", "epochs"}
+    (shown,) = [d for d in report_page(private, Edition.PUBLISHABLE).drawings if d.key == "epochs"]
+    texts = _texts(shown)
+    assert "Exposure, mean, bits" in texts and "DP" in texts
+    hidden = ("Strict entity F1", "Loss on held-out text, nats", "Non-private")
+    assert not set(hidden) & set(texts) and "Loss" not in shown.caption
+
+
+def test_models_saved_once_have_no_figures_by_epoch():
+    once = job_report()
+    assert figures.epochs_figure((), once.models) is None
+    leakages = figures_of(once)["leakage"]
+    assert leakages and figures.leakage_figure(leakages, figures.styles_of(once.models)) is None
+    assert figures.rarity_figure(once.models) is None
+
+
+@pytest.mark.parametrize("scale", ["share", "zero", "log", "values"])
+@pytest.mark.parametrize("log_x", [False, True])
+def test_points_bars_and_level_lines_are_inside_the_axes(scale, log_x):
+    lines = {
+        "first": [(1.0, 0.5, 0.02, 0.9), (3.0, 0.6, 0.6, 0.6)],
+        "second": [(1.0, 0.3, 0.1, 0.97)],
+        "level": [(math.inf, 0.98, 0.98, 0.98)],
+    }
+    shift = 1.2 if log_x else 0.3
+    panel = Panel("", lines, "x", {1.0: "1", 3.0: "3"}, log_x, scale, shift, ceiling=0.99)
+    _, (axes,) = figures.canvas(1, 1, 3.9)
+    figures._draw(axes, panel, dict.fromkeys(lines, ("#000000", "o")))
+    figures.frame(axes, panel.ends, panel.y)
+    low, high = axes.get_ylim()
+    assert low <= 0.02 and high >= 0.98
+    left, right = axes.get_xlim()
+    drawn = [x for line in axes.lines for x in line.get_xdata() if len(line.get_xdata()) < 2]
+    assert all(left < x < right for x in drawn)
+
+
+def test_bars_are_drawn_for_intervals_only():
+    points = [(1.0, 0.5, 0.4, 0.6), (2.0, 0.5, 0.5, 0.5)]
+    _, (axes,) = figures.canvas(1, 1, 3.9)
+    figures._draw(axes, Panel("", {"x": points}, ""), {"x": ("#000000", "o")})
+    ends = [line.get_ydata() for line in axes.lines if line.get_marker() == "_"]
+    assert [np.isfinite(end).tolist() for end in ends] == [[True, False]] * 2
 
 
 def test_exposure_figure_with_many_groups_uses_two_rows_of_panels():

@@ -153,7 +153,7 @@ def test_publishable_edition_does_not_depend_on_operator_values():
         replace(row, f1_by_type={f"other-{name}": f1 for name, f1 in row.f1_by_type.items()})
         for row in _moved(report.models)
     )
-    moved = ("by_epoch", "occurrences", "curves", "training", "omissions")
+    moved = ("by_epoch", "occurrences", "labels", "curves", "training", "omissions")
     other = replace(
         report,
         created="2026-11-21T23:59:59+00:00",
@@ -261,7 +261,11 @@ def test_page_tables_and_figures_are_written_to_one_folder(tmp_path):
     assert page == tmp_path / "report" / "report.html"
     assert page.read_text(encoding="utf-8") == PAGES["made up"].html
     names = {path.name for path in page.parent.iterdir()}
-    figures = {f"{key}.{kind}" for key in ("exposure", "training") for kind in ("svg", "png")}
+    figures = {
+        f"{key}.{kind}"
+        for key in ("exposure", "training", "epochs", "entities")
+        for kind in ("svg", "png")
+    }
     assert names == figures | {"report.html", "tables.json", "figures.json"}
     record = json.loads((page.parent / "tables.json").read_text(encoding="utf-8"))
     assert set(record) == {

@@ -3,6 +3,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from report_examples import (
@@ -23,7 +24,7 @@ from dp_core.privacy.statement import DatasetTotal, epsilons
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
 from tasks.report.first_screen import first_screen
-from tasks.report.job_results import audit_time, last_values
+from tasks.report.job_results import _label_counts, audit_time, last_values
 from tasks.report.model import (
     Cost,
     Edition,
@@ -241,6 +242,35 @@ def test_entity_types_without_a_publishable_value_are_not_named():
     full = tables.entity_table(edition_of(mixed, Edition.OPERATOR).models)
     assert [row[0].text for row in full.rows] == ["problem", "test", "treatment", "all (micro)"]
     assert full.rows[1][2].text == NOT_MEASURED
+
+
+def test_labels_are_counted_by_type_and_part_for_the_operator_only():
+    report = job_report(made_up=False)
+    table = tables.entity_table(report.models, report.labels)
+    assert [header.title for header in table.headers[1:3]] == [
+        "Labels, train part", "Labels, test part",
+    ]  # fmt: skip
+    assert [cell.value for cell in table.rows[0][1:3]] == [1913, 2826]
+    assert [cell.text for cell in table.rows[3][1:3]] == [NOT_MEASURED] * 2  # of all types
+    shown = edition_of(report, Edition.PUBLISHABLE)
+    assert shown.labels == ()
+    assert [h.name for h in tables.entity_table(shown.models, shown.labels).headers[1:]] == [
+        "Public only", "DP", "Non-private",
+    ]  # fmt: skip
+    many = tables.entity_table(report.models * 5, report.labels)  # too many columns
+    assert [header.name for header in many.headers] == ["Entity type", "Labels", "Labels"]
+
+
+@pytest.mark.parametrize("folds", [0, 2])
+def test_labels_of_a_single_part_are_counted_over_its_folds(folds):
+    numbers = {"train_labels/test": 5, "test_labels/test": 2, "f1/test": 0.5}
+    metrics = [MetricRecord(name=n, value=v, label="public") for n, v in numbers.items()]
+    result = SimpleNamespace(result=SimpleNamespace(metrics=metrics))
+    spec = SimpleNamespace(settings={"entities_folds": folds})
+    facts = _label_counts(spec, {"public": {}, "dp": {"finetuning": result}})
+    expected = {"all folds": 7} if folds else {"train part": 5, "test part": 2}
+    assert {fact.note: fact.value for fact in facts} == expected
+    assert {(fact.name, fact.label) for fact in facts} == {("test", Label.PUBLIC)}
 
 
 def test_ledger_table_shows_epsilon_by_pld_and_by_rdp():
