@@ -323,54 +323,47 @@ def suffix_odds(model: AnyModel) -> OddsOf:
     Raises:
         BadInput: raised by the function if a probability is not finite.
     """
-    config = model.config
+    layers, config = _layers(model), model.config
     assert isinstance(config, CausalConfig)  # noqa: S101 - narrows the type
-    return partial(_odds, _layers(model), config)
 
+    def odds_of(prompts: Ids, suffix: int, top_k: int, among: Sequence[int] | None) -> Odds:
+        allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
+        barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
+        barred[allowed] = 0.0
+        k = min(top_k, len(allowed))
 
-def _odds(
-    layers: Layers,
-    config: CausalConfig,
-    prompts: Ids,
-    suffix: int,
-    top_k: int,
-    among: Sequence[int] | None,
-) -> Odds:
-    """Return the odds of each suffix; k is at most the number of allowed tokens."""
-    allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
-    barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
-    barred[allowed] = 0.0
-    k = min(top_k, len(allowed))
+        def odds(ids: Tensor) -> tuple[Tensor, ...]:
+            m, t = ids.shape
+            # the place before each suffix token
+            asked = tf.tile(tf.range(t - 1 - suffix, t - 1)[None], (m, 1))
+            logits = causal_logits(layers, config, ids[:, :-1], asked)  # (M·L, V)
+            sound = tf.reduce_all(tf.math.is_finite(logits))
+            values, tokens = tf.math.top_k(logits + barred, k)  # (M·L, k); lower ids win ties
+            hit = tokens == tf.reshape(ids[:, -suffix:], (-1, 1))
+            # Sampling normalises over the k tokens. Logarithms prevent underflow of the product.
+            logs = tf.where(hit, tf.nn.log_softmax(values), 0.0)
+            return (
+                sound,
+                tf.reshape(hit[:, 0], (m, suffix)),
+                tf.reshape(tf.reduce_any(hit, axis=1), (m, suffix)),
+                tf.reshape(tf.reduce_sum(logs, axis=1), (m, suffix)),
+            )
 
-    def odds(ids: Tensor) -> tuple[Tensor, ...]:
-        m, t = ids.shape
-        asked = tf.tile(tf.range(t - 1 - suffix, t - 1)[None], (m, 1))  # before each suffix token
-        logits = causal_logits(layers, config, ids[:, :-1], asked)  # (M·L, V)
-        sound = tf.reduce_all(tf.math.is_finite(logits))
-        values, tokens = tf.math.top_k(logits + barred, k)  # (M·L, k); lower ids win ties
-        hit = tokens == tf.reshape(ids[:, -suffix:], (-1, 1))
-        # Sampling normalises over the k tokens. Logarithms prevent underflow of the product.
-        logs = tf.where(hit, tf.nn.log_softmax(values), 0.0)
-        return (
-            sound,
-            tf.reshape(hit[:, 0], (m, suffix)),
-            tf.reshape(tf.reduce_any(hit, axis=1), (m, suffix)),
-            tf.reshape(tf.reduce_sum(logs, axis=1), (m, suffix)),
-        )
+        compiled = tf.function(odds, autograph=False)
 
-    compiled = tf.function(odds, autograph=False)
+        def compute(part: Indices) -> tuple[NDArray[Any], ...]:
+            sound, *found = compiled(tf.constant(prompts[part]))
+            if not bool(sound):
+                raise BadInput("the model's probabilities are not finite", where="model")
+            return tuple(values.numpy() for values in found)
 
-    def compute(part: Indices) -> tuple[NDArray[Any], ...]:
-        sound, *found = compiled(tf.constant(prompts[part]))
-        if not bool(sound):
-            raise BadInput("the model's probabilities are not finite", where="model")
-        return tuple(values.numpy() for values in found)
+        numbers = np.arange(len(prompts))
+        first, within, logs = _in_parts(numbers, max(1, _PREDICTIONS_AT_ONCE // suffix), compute)
+        inside = within.all(axis=1)
+        chance = np.where(inside, np.exp(logs.astype(np.float64).sum(axis=1)), 0.0)
+        return Odds(first.all(axis=1), inside, chance)
 
-    numbers = np.arange(len(prompts))
-    first, within, logs = _in_parts(numbers, max(1, _PREDICTIONS_AT_ONCE // suffix), compute)
-    inside = within.all(axis=1)
-    chance = np.where(inside, np.exp(logs.astype(np.float64).sum(axis=1)), 0.0)
-    return Odds(first.all(axis=1), inside, chance)
+    return odds_of
 
 
 def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> Floats:

@@ -18,6 +18,7 @@ import csv
 import io
 import itertools
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -56,19 +57,9 @@ SUFFIXES = {
     "noteevents": (".csv",),
 }
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-# Common names of each role's columns, without case, spaces and punctuation. The first one is the
-# project's own name, which wins over all others.
-COMMON_NAMES = {
-    "text": "text note notes notetext notiz befund befundtext bericht berichttext brief arztbrief"
-    " entlassbrief freitext dokumenttext volltext report reporttext content body inhalt",
-    "patient": "patientid patient patid patnr patnummer patientnr patientennr patientennummer"
-    " patientenid subjectid personid mrn",
-    "document": "documentid docid docnr noteid rowid dokumentid dokid doknr dokumentnr befundid"
-    " befundnr berichtid berichtnr reportid",
-    "admission": "admissionid hadmid encounterid fallid fallnr fallnummer aufnahmeid aufnahmenr",
-    "error": "iserror",
-    "date": "date notedate charttime datum befunddatum berichtdatum dokumentdatum",
-}
+COMMON_NAMES: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("column_names.toml").read_text("utf-8")
+)
 NOTEEVENTS = "text:TEXT,patient:SUBJECT_ID,delimiter:comma"
 _ERROR_MARKS = frozenset({"1", "1.0", "true", "t"})
 _LONGEST_ROW = 2 * LONGEST  # bytes; a longer row means broken quoting, not a long note
@@ -143,7 +134,7 @@ def recognised(names: Sequence[str]) -> dict[str, list[str]]:
     plain = ["".join(filter(str.isalnum, name.casefold())) for name in names]
     candidates = {}
     for role, common in COMMON_NAMES.items():
-        first, *others = common.split()
+        first, *others = common
         wanted = [first] if first in plain else others
         candidates[role] = [n for n, word in zip(names, plain, strict=True) if word in wanted]
     return candidates
