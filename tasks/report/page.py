@@ -85,7 +85,8 @@ def report_page(report: Report, edition: Edition) -> Page:
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         }
-    content["entities"] = tables.entity_table(shown.models, shown.labels)
+    if not shown.is_sweep or any(model.f1_by_type for model in shown.models):
+        content["entities"] = tables.entity_table(shown.models, shown.labels)
     if shown.ledger is not None:
         content["ledger"] = shown.ledger
     drawings = {drawing.key: drawing for drawing in drawn if drawing is not None}
@@ -93,7 +94,7 @@ def report_page(report: Report, edition: Edition) -> Page:
     record = shown.statement.data
     page = _PAGES.get_template("sweep.html.j2" if shown.is_sweep else "job.html.j2")
     html = page.render(
-        {"ledger": None} | content,
+        {"ledger": None, "entities": {"rows": ()}} | content,
         report=shown,
         edition=edition.value,
         first=first_screen(shown),
