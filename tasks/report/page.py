@@ -59,9 +59,10 @@ def report_page(report: Report, edition: Edition) -> Page:
     shown = edition_of(report, edition)
     drawn: tuple[Drawing | None, ...]
     numbers = figures_of(shown)
+    training = tables.facts_table("training", "Training facts", shown.training)
     if shown.is_sweep:
         drawn = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
-        content = {"points": results_table(shown)}
+        content = {"points": results_table(shown), "training": training}
     else:
         drawn = (
             figures.exposure_figure(shown.models),
@@ -81,7 +82,7 @@ def report_page(report: Report, edition: Edition) -> Page:
             "by_epoch": by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
             "loss_by_epoch": losses,
             "leakage_by_epoch": leakages,
-            "training": tables.facts_table("training", "Training facts", shown.training),
+            "training": training,
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         }
