@@ -94,9 +94,10 @@ format: setup-dev ## format the sources
 picture: setup-dev ## draw the rooms and their imports into docs/architecture.md
 	$(task)/python scripts/architecture.py
 
-docs: setup ## build the documentation as a site in build/site, strict, with links checked
+docs: setup ## build the documentation as a site in build/site, strict, with links checked and notebooks executed
 	@$(environments) ensure docs
 	$(task)/python scripts/reference_pages.py build/reference
+	.venv/docs/bin/python scripts/notebooks.py build/notebooks
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build
 
 bench: setup-dev ## measure, side by side in one run; results in benchmarks/results
