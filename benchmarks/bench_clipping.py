@@ -86,6 +86,7 @@ def batch_of(c: Case, real: int) -> MicroBatch:
         rng.integers(0, c.words, places).astype(np.int32),
         np.ones(places, np.float32),
         shares,
+        np.zeros(rows, np.uint32),
     )
 
 

@@ -159,6 +159,35 @@ class Layers:
             what = f"{precision!r} is not a precision"
             raise BadInput(what, where="precision", fix=f"Use {' or '.join(_TYPES)}.")
         self._type = _TYPES[precision]
+        self._dropout_rate, self._dropout_keys, self._dropouts = 0.0, None, 0
+
+    def drop(self, rate: float, keys: Tensor) -> None:
+        """Switch dropout on; evaluation leaves it off.
+
+        Args:
+            rate: probability with which each activation becomes 0.
+            keys: (M,) uint32, one for each row and update.
+        """
+        self._dropout_rate, self._dropout_keys = rate, keys
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """Dropout (Srivastava et al. 2014): set activations to 0, and scale the others up.
+
+        The mask of a row is a hash of its key, the number of the dropout in the model, and the
+        place in the row, so it does not depend on the other rows of the batch (docs/privacy.md,
+        independence of rows), and a row has the same mask in every layout.
+
+        Args:
+            x: the activations of M rows, row by row: (M·S, D), or (M, ...).
+        """
+        if not self._dropout_rate:
+            return x
+        self._dropouts += 1
+        rows = _scrambled(self._dropout_keys ^ _scrambled(tf.constant(self._dropouts, tf.uint32)))
+        places = tf.cast(tf.range(tf.size(x) // tf.size(rows)), tf.uint32) * _GAMMA
+        bits = _scrambled(rows[:, None] + places[None, :])  # (M, activations of a row)
+        kept = bits >= tf.constant(math.floor(self._dropout_rate * 2**32), tf.uint32)
+        return x * tf.reshape(tf.cast(kept, tf.float32) / (1.0 - self._dropout_rate), tf.shape(x))
 
     def linear(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
         """(N, in) -> (N, out) by `name/kernel`, `name/bias`, and `name`'s adapter, if it has one.
@@ -260,9 +289,12 @@ class Layers:
         return tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), (m * queries, heads * width))
 
     def attention_weights(self, name: str, scores: Tensor) -> Tensor:
-        """(M, heads, queries, S) scores of the block `name` -> weights that sum to 1 over S."""
+        """(M, heads, queries, S) scores of the block `name` -> weights that sum to 1 over S.
+
+        Dropout removes some of them.
+        """
         del name  # used by subclasses that record the weights
-        return tf.nn.softmax(scores)
+        return self.dropout(tf.nn.softmax(scores))
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """(N, D) -> (N, D), each vector standardised, then scaled and shifted."""
@@ -295,6 +327,16 @@ class Layers:
         """(N, D) -> (N, V): logits by the transposed word table."""
         logits = self.product(x, self._parameters[table], transpose_b=True)
         return logits if bias is None else logits + self._parameters[bias]
+
+
+_GAMMA = 0x9E3779B9  # odd, near 2³² divided by the golden ratio
+
+
+def _scrambled(z: Tensor) -> Tensor:
+    """Return a bijective scrambling of uint32 words, elementwise (MurmurHash3's finaliser)."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        z = (z ^ tf.bitwise.right_shift(z, tf.constant(shift, tf.uint32))) * factor
+    return z ^ tf.bitwise.right_shift(z, tf.constant(16, tf.uint32))
 
 
 def shape_of(x: Tensor) -> tuple[Any, ...]:

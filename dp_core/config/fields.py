@@ -181,6 +181,17 @@ def setting(
     )
 
 
+def later(default: Any, title: str, **limits: Any) -> Any:
+    """Return a setting that is younger than stored outputs: hashed only if it is not the default.
+
+    Args:
+        default: value if the user does not set it, which older outputs have.
+        title: title in the form.
+        limits: as for `setting`.
+    """
+    return setting(default, title, exclude_if=lambda value: value == default, **limits)
+
+
 def paths(settings: type[Config]) -> list[str]:
     """Return the names of the settings whose values are files or folders."""
     return [name for name in settings.model_fields if _about(settings, name).get("path")]

@@ -13,6 +13,7 @@ from dp_core.config.fields import (
     MORE_TRAINING,
     WHOLE_NUMBERS,
     Config,
+    later,
     setting,
 )
 from dp_core.config.privacy import PrivacyConfig
@@ -71,6 +72,7 @@ class OptimizerConfig(Config, section=MORE_TRAINING):
         noise_floor: Above 0, the known variance of the noise is subtracted from AdamW's second
             moment (DP-AdamBC, Tang et al. 2023), down to this multiple of the variance. 0: no
             correction.
+        adam_epsilon: Constant that AdamW adds to the root of the second moment, in every training.
     """
 
     learning_rate: LearningRate = setting(6e-3, "DP learning rate")
@@ -80,6 +82,7 @@ class OptimizerConfig(Config, section=MORE_TRAINING):
     beta1: float = setting(0.9, "AdamW: β₁", ge=0, lt=1)
     beta2: float = setting(0.98, "AdamW: β₂", ge=0, lt=1)
     noise_floor: float = setting(0.0, "Noise correction: floor", ge=0, le=1e6)
+    adam_epsilon: float = later(1e-8, "AdamW: ε", ge=1e-16, le=1)
 
     def learning_rate_at(self, step: int, updates: int) -> float:
         """Return the learning rate of an update: linear warm-up, then polynomial decay.
@@ -149,18 +152,41 @@ class AdapterConfig(Config, section=MORE_TRAINING):
     )
 
 
+MOST_ROWS, MEMORY = 64, 8_000_000_000  # rows at a time by default, and bytes of their activations
+_FLOATS = 44  # activations of a block that a gradient keeps, for each token and hidden unit
+
+
+def rows_at_once(
+    kind: str, *, layers: int, hidden: int, sequence_length: int, vocabulary_size: int
+) -> int:
+    """Return the default of `micro_rows`, from declared numbers alone, so that runs are repeatable.
+
+    The activations of a row are 44 numbers for each layer, token and hidden unit, and three (logit,
+    exponential and gradient) for each predicted token and token of the vocabulary. A feed-forward
+    model needs less.
+    """
+    predicted = sequence_length * (1.0 if is_causal(kind) else 0.15)
+    blocks = _FLOATS * layers * sequence_length * hidden
+    return max(1, min(MOST_ROWS, int(MEMORY / 4 / (blocks + 3 * predicted * vocabulary_size))))
+
+
 class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=MORE_TRAINING):
     """How a model is trained, except for its batches.
 
     Attributes:
         whole_words: Mask all pieces of a word together.
         precision: Format of matrix products; weights, norms, sums and noise stay float32.
-        micro_rows: Rows of a micro-batch on one device; affects only memory and speed.
+        micro_rows: Rows of a micro-batch on one device; affects only memory and speed. Empty: 64,
+            or fewer for a model of so many layers, hidden units and tokens in a row that the
+            activations of 64 rows need more than 8 GB; with public_model, set these, too.
+        dropout: Probability with which every training sets an activation to 0 (0.1 for BERT). The
+            gradient of a unit is still clipped, so ε does not depend on it.
     """
 
     whole_words: bool = setting(False, "Mask whole words")
     precision: Literal["float32", "bfloat16"] = setting("float32", "Compute precision")
-    micro_rows: int = setting(64, "Rows at a time", ge=1, le=1 << 20)
+    micro_rows: int = setting(MOST_ROWS, "Rows at a time", ge=1, le=1 << 20)
+    dropout: float = later(0.0, "Dropout", ge=0, le=0.9)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights, for a run's manifest."""

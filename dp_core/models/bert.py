@@ -55,7 +55,7 @@ def encode(
         types = tf.zeros_like(ids)
     x = layers.embed(ids, types, WORD, POSITION, None if config.distilled else TYPE)
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
-    x = layers.layer_norm("embeddings/norm", x, config.layer_norm_epsilon)
+    x = layers.dropout(layers.layer_norm("embeddings/norm", x, config.layer_norm_epsilon))
     for i in range(config.layers):
         wanted = positions if i == config.layers - 1 else None
         x = _block(layers, config, f"layer_{i}", x, bias, (m, s), wanted)
@@ -71,13 +71,13 @@ def _block(
     shape: tuple[Any, Any],
     positions: Tensor | None,
 ) -> Tensor:
-    attended = layers.attention(name, x, bias, shape, config.heads, positions)
+    attended = layers.dropout(layers.attention(name, x, bias, shape, config.heads, positions))
     if positions is not None:
         x = tf.gather(tf.reshape(x, (*shape, config.hidden)), positions, batch_dims=1)  # (M, K, D)
         x = tf.reshape(x, (shape[0] * shape_of(positions)[1], config.hidden))
     x = layers.layer_norm(f"{name}/attention_norm", x + attended, config.layer_norm_epsilon)
     inner = gelu(layers.linear(f"{name}/intermediate", x))  # (N, F)
-    outer = layers.linear(f"{name}/output", inner)  # (N, D)
+    outer = layers.dropout(layers.linear(f"{name}/output", inner))  # (N, D)
     return layers.layer_norm(f"{name}/output_norm", x + outer, config.layer_norm_epsilon)
 
 
@@ -115,7 +115,7 @@ def tag_logits(
     The arguments are as in `mlm_logits`.
     """
     hidden = encode(layers, config, ids, lengths, positions=positions)
-    return layers.linear(TAGGER, tf.reshape(hidden, (-1, config.hidden)))
+    return layers.linear(TAGGER, layers.dropout(tf.reshape(hidden, (-1, config.hidden))))
 
 
 def class_logits(
@@ -140,7 +140,7 @@ def class_logits(
     first = encode(layers, config, ids, lengths, positions=tf.zeros((m, 1), tf.int32), types=types)
     pooled = layers.linear(POOLER, tf.reshape(first, (m, config.hidden)))
     activation = tf.nn.relu if config.distilled else tf.tanh
-    return layers.linear(CLASSIFIER, activation(pooled))
+    return layers.linear(CLASSIFIER, layers.dropout(activation(pooled)))
 
 
 mlm_row_losses = row_losses(mlm_logits)  # labels: the original tokens of masked positions

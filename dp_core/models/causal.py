@@ -147,11 +147,13 @@ def causal_logits(
         position, tied = POSITION, True
     x = layers.embed(ids, None, WORD, position, None)
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
+    x = layers.dropout(x)
     epsilon = config.layer_norm_epsilon
     for i in range(config.layers):
         name = f"layer_{i}"
-        x = x + blocks.attention(name, norm(f"{name}/attention_norm", x, epsilon))
-        x = x + blocks.mlp(name, norm(f"{name}/intermediate_norm", x, epsilon))
+        attended = blocks.attention(name, norm(f"{name}/attention_norm", x, epsilon))
+        x = x + layers.dropout(attended)
+        x = x + layers.dropout(blocks.mlp(name, norm(f"{name}/intermediate_norm", x, epsilon)))
     if positions is not None:
         x = tf.gather(tf.reshape(x, (m, s, config.hidden)), positions, batch_dims=1)  # (M, K, D)
         x = tf.reshape(x, (m * shape_of(positions)[1], config.hidden))
@@ -176,7 +178,7 @@ def _feed_forward_logits(
         windows = tf.gather(every, positions[:, :, None] + tf.range(config.window), batch_dims=1)
     x = tf.reshape(windows, (-1, config.window * config.hidden))
     for i in range(config.layers):
-        x = tf.nn.relu(layers.linear(f"layer_{i}/intermediate", x))
+        x = layers.dropout(tf.nn.relu(layers.linear(f"layer_{i}/intermediate", x)))
     return layers.linear(HEAD, x)
 
 

@@ -41,7 +41,8 @@ CONFIDENCE = 0.95
 # 0.6 to 1.1 points, 141 of 256 none (docs/phrases.md).
 HALF_LEARNED = {"gradients": 200, "phrases": 5}
 # v: the total variance of clipped single-row gradients over the squared norm of their mean.
-# On made-up notes at the public model: norms 0.31, 0.55 and 0.66 of 1, 4 and 8 rows (docs/measurements.md).
+# On made-up notes at the public model, norms of 1, 4 and 8 rows: 0.31, 0.55 and 0.66
+# (docs/measurements.md).
 ROW_VARIANCE = 9.4
 MOST_ROWS = 32  # of a unit, that advice lets an update read; and of masks of each
 LEAST_WORTH = 0.05  # of the gain: a smaller share is lost among the seeds

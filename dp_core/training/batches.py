@@ -39,6 +39,7 @@ class MicroBatch(NamedTuple):
         labels: (U, R, K) int32.
         weights: (U, R, K) float32, 1 for a prediction.
         shares: (U, R) float32, 1 / (the unit's rows in this update), 0 for padding.
+        keys: (U, R) uint32, which determine the rows' dropout.
     """
 
     ids: NDArray[np.int32]
@@ -47,6 +48,7 @@ class MicroBatch(NamedTuple):
     labels: NDArray[np.int32]
     weights: NDArray[np.float32]
     shares: NDArray[np.float32]
+    keys: NDArray[np.uint32]
 
 
 def predictions_per_row(sequence_length: int) -> int:
@@ -275,6 +277,7 @@ def micro_batch(
         made.labels.reshape(n, r, k),
         made.weights.reshape(n, r, k) * real[:, :, None].astype(np.float32),
         (real / np.maximum(rows_of_unit, 1)).astype(np.float32),
+        keys.astype(np.uint32),
     )
     if n == units:
         return batch

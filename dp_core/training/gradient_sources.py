@@ -117,6 +117,7 @@ class GradientHosts:
                     frozen={n: a for n, a in weights.items() if n not in trainer.names},
                     clipping=None if clipper is None else clipper.style,
                     precision=trainer.precision,
+                    dropout=trainer.dropout,
                     device=device,
                     continuation=objective.continuation,
                     rows=batches.rows,
@@ -150,6 +151,7 @@ class HostShare:
         frozen: the other parameters.
         clipping: style; None does not clip.
         precision: precision of products.
+        dropout: rate of dropout.
         device: device of the host.
         continuation: word continuation flags of the objective.
         rows: makes micro-batches for one device. Its coins choose rows and masks; the noise cannot
@@ -164,6 +166,7 @@ class HostShare:
     frozen: Arrays = field(repr=False)
     clipping: ClippingStyle | None
     precision: str
+    dropout: float
     device: str
     continuation: NDArray[np.bool_] | None = field(repr=False)
     rows: UnitRows | SingleRows = field(repr=False)
@@ -197,6 +200,7 @@ class HostShare:
             precision=self.precision,
             row_losses=objective.row_losses,
             trained=list(zeros),
+            dropout=self.dropout,
         )
         rows, items = self.rows.on(trainer.devices), self.rows.items(store, self.units)
 

@@ -1,8 +1,9 @@
 """The training loop: runs updates from the last checkpoint, for every model and objective.
 
 An update rule defines an update: `PrivateUpdates` executes an execution plan, `OrdinaryUpdates`
-trains without privacy in shuffled epochs. The loop draws batches, adds noise, updates the weights
-and saves checkpoints. Gradients come from this process or from hosts (`gradient_sources`).
+trains without privacy in shuffled epochs, and `ClippedUpdates` clips without a guarantee. The loop
+draws batches, adds noise, updates the weights and saves checkpoints. Gradients come from this
+process or from hosts (`gradient_sources`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.adapters import prepared, trained_names
 from dp_core.models.parameters import Arrays, C, Model, ModelConfig
+from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
@@ -32,7 +34,7 @@ from dp_core.training.checkpoints import CheckpointPlace, Checkpoints, arrays_di
 from dp_core.training.devices import strategy_for
 from dp_core.training.gradient_sources import GradientHosts, GradientSource, local_gradients
 from dp_core.training.objectives import Objective
-from dp_core.training.trainer import AdamW, Observer, Trainer
+from dp_core.training.trainer import AdamW, Observer, PublicNoise, Trainer
 
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
@@ -156,7 +158,62 @@ class OrdinaryUpdates:
         )
 
 
-UpdateRule = PrivateUpdates | OrdinaryUpdates  # an update's batches, and the use of their sum
+@dataclass(frozen=True)
+class ClippedUpdates:
+    """The clipping and noise of DP-SGD without its guarantee: ε is infinite.
+
+    For experiments on clipping alone (Thakkar et al. 2020, arXiv:2006.07490) and on noise that is
+    too small to protect (Jagannatha et al. 2021). Batches and noise follow from a public seed, and
+    there is no plan that could be accounted for.
+
+    Attributes:
+        updates: number of updates.
+        batch_size: expected units of an update, which divide the sum.
+        sampling_rate: probability with which a unit takes part in an update.
+        unit_rows: most rows of a unit in an update; clipped together.
+        clip_norm: bound on a unit's gradient.
+        noise_multiplier: σ, in units of the clip norm; may be 0.
+        seed: public.
+    """
+
+    updates: int
+    batch_size: int
+    sampling_rate: float
+    unit_rows: int
+    clip_norm: float
+    noise_multiplier: float
+    seed: int
+
+    def identity(self) -> object:
+        """Return the numbers."""
+        return self
+
+    def clipper(self) -> Clipper:
+        """Return a flat clipper."""
+        return Clipper(self.clip_norm)
+
+    def sampler(self, store: TokenStore) -> Sampler:
+        """Return Poisson batches of the store's units."""
+        seed = PrivacySeed.fixed(self.seed)
+        return BatchSampler(PoissonSampling(), seed, store.n_units, lambda _: self.sampling_rate)
+
+    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> UnitRows:
+        """Return the rows of each unit."""
+        return UnitRows(self.seed, max(1, micro_rows // self.unit_rows) * devices, self.unit_rows)
+
+    def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
+        """Add the noise, if any, to the clipped sum and divide by the expected batch."""
+        noise = PublicNoise(self.seed, step, self.noise_multiplier * self.clip_norm)
+        trainer.apply_update(
+            step=step,
+            learning_rate=learning_rate,
+            divisor=self.batch_size,
+            noise=noise if self.noise_multiplier else None,
+        )
+
+
+# An update's batches, and the use of their sum.
+UpdateRule = PrivateUpdates | OrdinaryUpdates | ClippedUpdates
 
 
 @dataclass(frozen=True)
@@ -265,11 +322,18 @@ def train(
         strategy_for(device if hosts is None else "cpu"),
         start.config,
         start.parameters,
-        AdamW(config.beta1, config.beta2, config.weight_decay, config.noise_floor),
+        AdamW(
+            config.beta1,
+            config.beta2,
+            config.weight_decay,
+            config.noise_floor,
+            config.adam_epsilon,
+        ),
         updates.clipper(),
         precision=config.precision,
         row_losses=objective.row_losses,
         trained=trained,
+        dropout=config.dropout,
         observe=observe,
     )
     count = 1 if hosts is None else hosts.hosts.count

@@ -26,7 +26,8 @@ from dp_core.models.parameters import AnyModel, ModelConfig
 from dp_core.nn import Layers, RowLosses, Tensor
 from dp_core.training.batches import Examples, Indices, masked_examples, row_keys
 
-Batch = tuple[Tensor, ...]  # ids, lengths, positions, labels, weights, shares: each (U, R, ...)
+# ids, lengths, positions, labels, weights, shares, and keys for dropout: each (U, R, ...)
+Batch = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,14 @@ class UnitBatch:
     row_losses: RowLosses
     config: ModelConfig
     batch: Batch
+    dropout: float = 0.0
 
     def __call__(self, layers: Layers) -> Tensor:
         """Layers -> (U,)."""
-        *arrays, shares = self.batch
+        *arrays, shares = self.batch[:6]
         units, rows = shares.shape
+        if self.dropout:
+            layers.drop(self.dropout, tf.reshape(self.batch[6], (units * rows,)))
         flat = [tf.reshape(array, (units * rows, *array.shape[2:])) for array in arrays]
         losses = self.row_losses(layers, self.config, *flat)  # (U·R,)
         return tf.reduce_sum(tf.reshape(losses, (units, rows)) * shares, axis=1)

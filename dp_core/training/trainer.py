@@ -9,6 +9,7 @@ and update, so the layout (hosts, devices, micro-batches) cannot change it.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +27,6 @@ from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise, Vector, noised_means
 from dp_core.training.batches import MicroBatch
 from dp_core.training.objectives import UnitBatch, ordinary_sum
-
-EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class AdamW:
     beta2: float
     weight_decay: float
     noise_floor: float = 0.0
+    epsilon: float = 1e-8
 
     def apply(
         self,
@@ -84,7 +84,7 @@ class AdamW:
             first = mean / (1 - tf.pow(self.beta1, step))
             second = square / (1 - tf.pow(self.beta2, step))
             signal = tf.maximum(second - noise_variance, self.noise_floor * noise_variance)
-            weight.assign_sub(learning_rate * first / (tf.sqrt(signal) + EPSILON))
+            weight.assign_sub(learning_rate * first / (tf.sqrt(signal) + self.epsilon))
             return
         tf.raw_ops.ResourceApplyAdam(
             var=weight.handle,
@@ -95,9 +95,33 @@ class AdamW:
             lr=learning_rate * loudness,
             beta1=self.beta1,
             beta2=self.beta2,
-            epsilon=EPSILON,
+            epsilon=self.epsilon,
             grad=gradient,
         )
+
+
+@dataclass(frozen=True)
+class PublicNoise:
+    """Gaussian noise from a public seed, with any deviation: it protects nothing.
+
+    Attributes:
+        seed: public.
+        t: number of the update.
+        deviation: standard deviation of the noise on each value of the sum.
+    """
+
+    seed: int
+    t: int
+    deviation: float
+
+    def means(self, totals: Mapping[str, Vector], divisor: float) -> dict[str, Vector]:
+        """Return (sum + noise) / divisor of every parameter; each has a separate random stream."""
+        means: dict[str, Vector] = {}
+        for name, total in totals.items():
+            stream = np.random.default_rng([self.seed, self.t, zlib.crc32(name.encode())])
+            noise = stream.standard_normal(total.shape, np.float32) * np.float32(self.deviation)
+            means[name] = (total + noise) / np.float32(divisor)
+        return means
 
 
 _MEAN, _SQUARE = "adam-mean/", "adam-square/"
@@ -121,6 +145,7 @@ class Trainer:
         trained: names of the trained parameters; all if None. The others are read and stay
             unchanged, bit for bit: they have no gradient, no noise, no moments and no part in a
             norm.
+        dropout: rate of dropout.
         observe: for audits, called with every update's noised means, which private training
             releases. It is not called after an update without noise.
 
@@ -139,10 +164,11 @@ class Trainer:
         precision: str = "float32",
         row_losses: RowLosses = mlm_row_losses,
         trained: Collection[str] | None = None,
+        dropout: float = 0.0,
         observe: Observer | None = None,
     ) -> None:
         self._strategy, self.config = strategy, config
-        self.precision, self._row_losses = precision, row_losses
+        self.precision, self.dropout, self._row_losses = precision, dropout, row_losses
         self._optimizer = optimizer or AdamW(0.0, 0.0, 0.0)  # a host makes no updates
         self.clipper, self._observe = clipper, observe
         self._noise_variance = 0.0  # decaying mean, like the second moments
@@ -213,7 +239,8 @@ class Trainer:
         self._strategy.run(self._add_here, args=(clip_norm, *batch))
 
     def _add_here(self, clip_norm: Tensor, *batch: Tensor) -> None:
-        unit_losses, shares = UnitBatch(self._row_losses, self.config, batch), batch[-1]
+        unit_losses = UnitBatch(self._row_losses, self.config, batch, self.dropout)
+        shares = MicroBatch(*batch).shares
         real = tf.reduce_sum(shares, axis=1) > 0  # (U,) false for padding
         if self.clipper is None:
             sums, losses = ordinary_sum(unit_losses, self._weights, self.precision, self._frozen)
@@ -260,7 +287,7 @@ class Trainer:
         step: int,
         learning_rate: float,
         divisor: float,
-        noise: UpdateNoise | None,
+        noise: UpdateNoise | PublicNoise | None,
         loudness: float = 1.0,
     ) -> None:
         """Make an update from the accumulators, and reset them.
@@ -279,7 +306,11 @@ class Trainer:
             self._update_by_totals(tf.constant(divisor, tf.float32), *scalars)
             return
         totals = self._totals()
-        means = noised_means({n: as_array(totals[n]) for n in self.names}, noise, divisor)
+        arrays = {n: as_array(totals[n]) for n in self.names}
+        if isinstance(noise, PublicNoise):
+            self._update(noise.means(arrays, divisor), *scalars)
+            return
+        means = noised_means(arrays, noise, divisor)
         if self._observe is not None:
             self._observe(step, means)
         self._update(means, *scalars)

@@ -49,6 +49,7 @@ from tasks.protocol.specs import (
     Charged,
     ChargedPrivacyConfig,
     CheckpointSpec,
+    ClippedConfig,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
@@ -243,6 +244,10 @@ def pretraining(
         others = [one for one in front.values() if isinstance(one, VocabularySpec | PhrasesSpec)]
         charged = tuple(one for one in others if one.charges)
         target = CalibrationTarget(epsilon=s.target_epsilon, alongside=charged)
+    clipped = None
+    if not private and s.nonprivate_clip_norm is not None:
+        sigma = s.nonprivate_noise_multiplier
+        clipped = ClippedConfig(clip_norm=s.nonprivate_clip_norm, noise_multiplier=sigma)
     plan = ChargedPrivacyConfig(
         dataset=s.private_dataset,
         **s.part(PrivacyConfig).model_dump(),
@@ -268,6 +273,7 @@ def pretraining(
             "updates": s.updates_after(mode, s.epochs),
             "kept_updates": s.kept_updates(mode),
             "target": target,
+            "clipped": clipped,
         }
     )
 
@@ -298,16 +304,18 @@ def finetuning(
         if private
         else None
     )
+    in_common = {name: getattr(s, name) for name in ("adam_epsilon", "dropout", "micro_rows")}
     training = TrainingConfig(
         **s.part(CheckpointConfig).model_dump(),
         **s.part(AdapterConfig).model_dump(),
         learning_rate=s.finetune_learning_rate,
         noise_floor=s.noise_floor,
+        **in_common,
     )
     if not private:
         # Not time-boxed: a stop would reveal the number of updates, and so of sentences.
         training = TrainingConfig(
-            learning_rate=s.finetune_learning_rate, beta2=0.999, **WITHOUT_NOISE
+            learning_rate=s.finetune_learning_rate, beta2=0.999, **WITHOUT_NOISE, **in_common
         )
     return FinetuneSpec(
         made_up=model.made_up,

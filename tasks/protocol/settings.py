@@ -33,6 +33,7 @@ from dp_core.config.fields import (
     POINTS_OR_NONE,
     PRIVATE_LABELS,
     TYPES_OR_NONE,
+    later,
     listed_points,
     numbers,
     one_line,
@@ -361,8 +362,14 @@ class JobSettings(
             Other settings have the job's values. Each is a release and is charged.
         nonprivate: Also pre-train on the same rows without privacy. The result stays with the
             operator. Empty: only if the text is made up or public.
-        nonprivate_batch_size: Units per update without privacy, if there are as many as declared;
-            the epochs are those of the DP training.
+        nonprivate_batch_size: Units per update without privacy, if there are as many as declared.
+        nonprivate_epochs: Epochs of the training without privacy, which then keeps only its last
+            model. Empty: those of the DP training.
+        nonprivate_clip_norm: Bound on each unit's gradient in the training without privacy, whose
+            batches are then drawn as with DP. Its ε stays infinite, and the model stays with the
+            operator. Empty: no clipping.
+        nonprivate_noise_multiplier: Noise σ of that training, of any size, in units of
+            nonprivate_clip_norm. It is from a public seed and protects nothing.
         nonprivate_learning_rate: Peak learning rate of the training without privacy, of AdamW.
         public_steps: Updates on public text; 0: none, the model is as public_model has it, or
             fresh.
@@ -390,6 +397,9 @@ class JobSettings(
     more_trainings: str = setting("", "More private trainings", pattern=POINTS_OR_NONE)
     nonprivate: bool = setting(None, "Compare with non-private training")
     nonprivate_batch_size: BatchSize = setting(64, "Non-private batch size")
+    nonprivate_epochs: float | None = setting(None, "Non-private epochs", gt=0, le=10_000)
+    nonprivate_clip_norm: ClipNorm | None = setting(None, "Non-private clip norm")
+    nonprivate_noise_multiplier: float = later(0.0, "Non-private noise", ge=0, le=1000)
     nonprivate_learning_rate: LearningRate = setting(3e-3, "Non-private learning rate")
     public_steps: int = setting(900, "Public pre-training: updates", ge=0, le=100_000_000)
     public_batch_size: BatchSize = setting(64, "Public pre-training: batch size")
@@ -458,12 +468,20 @@ class JobSettings(
             units, batch = self.declared_units, self.nonprivate_batch_size
         return max(1, math.ceil(epochs * units / batch))
 
+    @property
+    def nonprivate_changes(self) -> dict[str, Any]:
+        """The epochs in which a training without privacy differs from the DP training."""
+        if self.nonprivate_epochs is None:
+            return {}
+        return {"epochs": self.nonprivate_epochs, "of_epochs": ()}
+
     def points(self) -> list[Point]:
         """Return the models of the job: of public text, with and without DP, and kept models."""
         kept = (*self.epochs_kept, self.epochs) if self.epochs_kept else ()
         trained = [Point(epochs=self.epochs if kept else None, of_epochs=kept)]
         if self.nonprivate:
-            trained.append(trained[0].model_copy(update={"baseline": "nonprivate-training"}))
+            changes = {"baseline": "nonprivate-training", **self.nonprivate_changes}
+            trained.append(trained[0].model_copy(update=changes))
         public, phrases = self.starts.values()
         starts = [public, phrases] if self.phrases_epsilon else [public]
         more = [
@@ -473,7 +491,7 @@ class JobSettings(
         on_the_way = [
             point.model_copy(update={"epochs": epochs})
             for point in trained
-            for epochs in self.epochs_kept
+            for epochs in point.of_epochs[:-1]
         ]
         return [*starts, *trained, *more, *on_the_way]
 
@@ -543,6 +561,8 @@ class JobSettings(
                 "audit_canaries: a training from random weights has no earlier model that the "
                 "audit could compare it with"
             )
+        if self.nonprivate_noise_multiplier and self.nonprivate_clip_norm is None:
+            raise ValueError("nonprivate_noise_multiplier: set nonprivate_clip_norm, its unit")
         self.more_jobs()  # refuses wrong points
         for name in ("public_learning_rate", "nonprivate_learning_rate"):
             try:
@@ -579,7 +599,8 @@ class JobSettings(
         """Refuse epochs that do not rise, or two of which end after the same update."""
         modes: tuple[Literal["dp", "nonprivate"], ...] = ("dp", "nonprivate")
         kept = self.epochs_kept
-        for mode in modes[: 1 + self.nonprivate] if kept else ():
+        alike = self.nonprivate and self.nonprivate_epochs is None
+        for mode in modes[: 1 + alike] if kept else ():
             updates = [*self.kept_updates(mode), self.updates_after(mode, self.epochs)]
             if min(kept) <= 0 or any(m >= n for m, n in itertools.pairwise(updates)):
                 raise ValueError(

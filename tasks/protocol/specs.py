@@ -30,6 +30,7 @@ from dp_core.config.data import (
 )
 from dp_core.config.fields import Config, paths
 from dp_core.config.privacy import (
+    ClipNorm,
     PhrasesConfig,
     PrivacyConfig,
     RelationName,
@@ -64,7 +65,7 @@ _CODE_OF_TRAINING = (
     "dp_core.models.hugging_face",
 )
 # hashed only if they are set
-_IF_SET = ("after", "asked", "kept_updates", "model_updates", "scheme", "target")
+_IF_SET = ("after", "asked", "clipped", "kept_updates", "model_updates", "scheme", "target")
 
 
 class RunContext(Config):
@@ -369,6 +370,13 @@ class ChargedPrivacyConfig(PrivacyConfig, AuditCanariesConfig):
         return self.declared_units + self.audit_canaries
 
 
+class ClippedConfig(Config):
+    """Clipping, and noise of any size, of a training without a guarantee."""
+
+    clip_norm: ClipNorm
+    noise_multiplier: float = Field(ge=0, le=1000)
+
+
 class TrainingSpec(StepSpec, RunConfig):
     """The settings that pre-training and fine-tuning share."""
 
@@ -444,6 +452,7 @@ class PretrainSpec(TrainingSpec):
     asked: Asked | None = None  # bounds if an optimiser chose it
     kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
     target: CalibrationTarget | None = None  # from which the plan's σ is calibrated
+    clipped: ClippedConfig | None = None  # of a training without privacy; its ε stays infinite
 
     @property
     def charged_as(self) -> PretrainSpec:
@@ -486,6 +495,8 @@ class PretrainSpec(TrainingSpec):
             raise ValueError("kept_updates: they must rise, and lie below updates")
         if self.asked:
             self._refuse_beyond_the_bounds(self.asked)
+        if self.clipped and (self.mode != "nonprivate" or self.plan):
+            raise ValueError("clipped: clipping without a guarantee is no training with DP")
         if self.target and (self.plan is None or self.plan.noise_multiplier is not None):
             raise ValueError("target: replaces the noise multiplier of a private training")
         return self

@@ -204,8 +204,8 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     def points(self) -> list[Point]:
         """Return one point per grid point (or the best of a random number), seed and fold.
 
-        Baselines follow. If a baseline trains on private rows, it has the grid's seeds and epochs.
-        Public models are trained once.
+        Baselines follow. If a baseline trains on private rows, it has the grid's seeds, and its
+        epochs unless `nonprivate_epochs` is given. Public models are trained once.
         """
         grid = settings = self.grid()
         if self.selection == "random-count":
@@ -215,8 +215,11 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         seeds = self._seeds(self.sweep_seeds)
         points = self._replicated(settings, seeds)
         for baseline in self._baselines():
-            compared = unique(point.compared_with(baseline) for point in grid)
             trained = baseline.mode == "nonprivate"
+            changes = self.nonprivate_changes if trained else {}
+            compared = unique(
+                point.compared_with(baseline).model_copy(update=changes) for point in grid
+            )
             points += self._replicated(compared, seeds if trained else [None])
         return points
 

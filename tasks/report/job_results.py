@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -74,6 +75,7 @@ EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in i
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
+NOTICED = 0.2  # difference of realised and expected batches, as a share of the latter
 _CEILINGS = {  # by metric of the membership step; they follow from the guarantee alone
     "membership_ceiling/pl": "Largest advantage of a membership attack",
     "membership_ceiling/tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
@@ -515,8 +517,33 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
     yield Fact("Parameters", dp.facts["parameters"], sized)
     which = f"each with noise: {trained['which']}"
     yield Fact("Parameters trained", trained["parameters"], sized, which)
-    names = {"clipped": "Share of units clipped", "batch": "Realised batch, units"}
-    yield from _measured_facts(dp, names, "at the end of training")
+    yield from _measured_facts(dp, {"clipped": "Share of units clipped"}, "at the end of training")
+    yield from _realised_batch(dp, "Realised batch, units")
+
+
+def _realised_batch(model: Input, name: str) -> Iterator[Fact]:
+    """Yield the mean number of units of an update of a private training, if it was measured.
+
+    It tells the number of units, so it is for the operator, and so is each word about it: the note
+    of a fact is never withheld.
+    """
+    batches = {m.step: m for m in model.result.metrics if m.name == "batch"}
+    plan = model.facts.get("plan")
+    if not (plan and batches):
+        return
+    points = sorted(batches)  # the metric is a mean since the point before
+    drawn = sum((end - start) * batches[end].value for start, end in pairwise([0, *points]))
+    phases = plan["schedule"]
+    share = drawn / sum(phase["steps"] * phase["expected_batch"] for phase in phases)
+    words = f"{drawn / points[-1]:.4g} on average, {share:.0%} of the expected number"
+    if abs(share - 1) > NOTICED:
+        words += ": they differ by more than a fifth"
+    if share < 1 - NOTICED:
+        words += (
+            ". The noise is that of the expected batch, so the training learns less than it could: "
+            "declare fewer units (declared_units), by a public bound near their number"
+        )
+    yield Fact(name, words, Label(batches[points[-1]].label))
 
 
 def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
@@ -629,8 +656,20 @@ def sweep_report(
         labels=_label_counts(spec, points),
         is_sweep=True,
         models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
+        training=tuple(
+            fact
+            for name, model in _trainings(spec, points).items()
+            for fact in _realised_batch(model, f"Realised batch of {name}, units")
+        ),
         notes=_notes(missing),
     )
+
+
+def _trainings(spec: ReportSpec, points: Mapping[str, Results]) -> dict[str, Input]:
+    """Return the trainings of the points by name; several points may share one."""
+    return {
+        spec.points[name].training.name: results["pretraining"] for name, results in points.items()
+    }
 
 
 Replicates = list[tuple[Point, Results]]

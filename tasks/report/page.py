@@ -59,9 +59,10 @@ def report_page(report: Report, edition: Edition) -> Page:
     shown = edition_of(report, edition)
     drawn: tuple[Drawing | None, ...]
     numbers = figures_of(shown)
+    training = tables.facts_table("training", "Training facts", shown.training)
     if shown.is_sweep:
         drawn = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
-        content = {"points": results_table(shown)}
+        content = {"points": results_table(shown), "training": training}
     else:
         drawn = (
             figures.exposure_figure(shown.models),
@@ -81,11 +82,12 @@ def report_page(report: Report, edition: Edition) -> Page:
             "by_epoch": by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
             "loss_by_epoch": losses,
             "leakage_by_epoch": leakages,
-            "training": tables.facts_table("training", "Training facts", shown.training),
+            "training": training,
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         }
-    content["entities"] = tables.entity_table(shown.models, shown.labels)
+    if not shown.is_sweep or any(model.f1_by_type for model in shown.models):
+        content["entities"] = tables.entity_table(shown.models, shown.labels)
     if shown.ledger is not None:
         content["ledger"] = shown.ledger
     drawings = {drawing.key: drawing for drawing in drawn if drawing is not None}
@@ -93,7 +95,7 @@ def report_page(report: Report, edition: Edition) -> Page:
     record = shown.statement.data
     page = _PAGES.get_template("sweep.html.j2" if shown.is_sweep else "job.html.j2")
     html = page.render(
-        {"ledger": None} | content,
+        {"ledger": None, "entities": {"rows": ()}} | content,
         report=shown,
         edition=edition.value,
         first=first_screen(shown),

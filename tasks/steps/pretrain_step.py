@@ -19,6 +19,7 @@ from dp_core.training.checkpoints import run_digest
 from dp_core.training.loop import (
     CURVE_POINTS,
     NO_EVALUATION,
+    ClippedUpdates,
     EvaluationHook,
     OrdinaryUpdates,
     PrivateUpdates,
@@ -72,7 +73,8 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     if units is None:
         refuse_operator_ancestors(context)
     elif spec.mode == "nonprivate":
-        record_operator_use(context, units)
+        clipping = "training with clipping, without privacy"
+        record_operator_use(context, units, **({"reason": clipping} if spec.clipped else {}))
     else:
         _refuse_other_canaries(spec, inputs)
         plan = training_plan(spec, units.max_examples_per_unit)
@@ -85,6 +87,19 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     updates: UpdateRule
     if plan and charged:
         updates = PrivateUpdates(plan, charged.seed, content)
+    elif spec.clipped and units:
+        batch = spec.batches.batch_size
+        updates = ClippedUpdates(
+            updates=spec.updates,
+            batch_size=batch,
+            sampling_rate=min(1.0, batch / inputs.rows.facts["declared_units"]),
+            unit_rows=min(
+                spec.batches.examples_per_step,
+                units.max_examples_per_unit or spec.batches.examples_per_step,
+            ),
+            seed=spec.seed,
+            **spec.clipped.model_dump(),
+        )
     else:
         rows = spec.batches.batch_size * spec.batches.examples_per_step
         if spec.mode == "nonprivate":

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from release_examples import record
 from spec_examples import spec_of
 from step_bench import Bench, Chain, as_input, tuning
@@ -15,11 +16,12 @@ from dp_core.models.parameters import Arrays
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import NO_EVALUATION, EvaluationHook
-from tasks.protocol.job import budget_of_run, job_steps
+from tasks.protocol.job import budget_of_run, job_steps, point_steps
 from tasks.protocol.messages import StepResult
 from tasks.protocol.points import OF_JOB, Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import ExposureSpec, FinetuneSpec, PretrainSpec, ReportSpec, SelectSpec
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release, plans_of
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.job_results import released_by
@@ -217,6 +219,29 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training():
     causal = job_steps(settings.model_copy(update={"model_kind": "gpt2"}))
     tasks = [name for name in causal if " of 4 / " in name]
     assert len(tasks) == 4 and all(name.endswith("exposure") for name in tasks)
+
+
+def test_training_without_privacy_may_have_its_epochs_and_clipping():
+    settings = JobSettings(
+        kept_epochs="1", epochs=4, declared_units=1000, batch_size=64, nonprivate_batch_size=100,
+        nonprivate_epochs=2, nonprivate_clip_norm=0.5, nonprivate_noise_multiplier=1e-20,
+    )  # fmt: skip
+    steps = job_steps(settings)
+    training = {model: steps[f"{model} / pretraining"] for model in ("With DP", "Without privacy")}
+    dp, without = training.values()
+    assert (dp.updates, dp.kept_updates, dp.clipped) == (63, (16,), None)
+    assert (without.updates, without.kept_updates, without.plan) == (20, (), None)
+    assert vars(without.clipped) == {"clip_norm": 0.5, "noise_multiplier": 1e-20}
+    assert not any(name.startswith("Without privacy · epochs") for name in steps)
+    sweep = SweepSettings(
+        sweep_baselines="nonprivate", sweep_epochs="1,3", nonprivate_epochs=2.0,
+        nonprivate_batch_size=100, declared_units=1000, sweep_batch_sizes="60",
+    )  # fmt: skip
+    (point,) = (p for p in sweep.points() if p.baseline)  # of all points of the grid
+    assert point.name == "without privacy · epochs=2"
+    assert point_steps(sweep, point)["pretraining"].updates == 20
+    with pytest.raises(ValidationError, match="nonprivate_noise_multiplier: set nonprivate_clip"):
+        JobSettings(nonprivate_noise_multiplier=0.1)
 
 
 def test_each_private_fine_tuning_of_an_earlier_model_is_charged():

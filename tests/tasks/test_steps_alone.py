@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 import shutil
 from dataclasses import replace
 from functools import cached_property, partial
@@ -7,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import step_bench
+from pydantic import ValidationError
 from spec_examples import spec_of
 from step_bench import (
     DECLARED,
@@ -243,6 +245,28 @@ def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(chain):
     model, context = chain.unprotected
     assert set().union(*context.labels().values()) == {OPERATOR}
     assert operator_only(model.result.releases)
+
+
+def test_clipped_training_without_a_guarantee_is_for_the_operator(chain):
+    clipped = {"clip_norm": 0.1, "noise_multiplier": 1e-4}
+    changes = {"mode": "nonprivate", "plan": None, "clipped": clipped}
+    assert (
+        chain.training(**changes).digest() != chain.training(**changes | {"clipped": None}).digest()
+    )
+    model, context = chain.pretrained("clipped", **changes)
+    assert set().union(*context.labels().values()) == {OPERATOR}
+    assert operator_only(model.result.releases)
+    assert (model.facts["epsilon_training"], model.facts["plan"]) == (None, None)
+    (used,) = (r for r in model.result.releases if math.isinf(r.epsilon))
+    assert used.event["kind"] == "unaccounted" and "clipping" in str(used.event)
+    assert model.facts["weights_digest"] == ""  # the digest of such weights is private
+    assert (
+        load(model.folder).parameters.keys() == load(chain.unprotected[0].folder).parameters.keys()
+    )
+    with pytest.raises(ValidationError, match="clipped"):
+        chain.training(clipped=clipped)
+    with pytest.raises(ValidationError, match="clipped"):
+        chain.training(**changes | {"plan": chain.training().plan})
 
 
 def test_model_records_every_release_that_it_descends_from(chain):

@@ -34,6 +34,8 @@ def test_learning_rate_rises_to_its_peak_and_decays_by_its_power(power):
         ("beta1", 1.0),
         ("beta2", -0.1),
         ("time_box_minutes", -1.0),
+        ("dropout", 0.95),
+        ("adam_epsilon", 0.0),
     ],
 )
 def test_impossible_settings_are_refused(field, value):
@@ -56,5 +58,13 @@ def test_checkpoint_settings_are_not_part_of_a_runs_identity():
         "whole_words": True,
         "micro_rows": 3,
         "precision": "bfloat16",
+        "dropout": 0.1,
+        "adam_epsilon": 1e-6,
     }.items():
         assert training(**{name: value}).identity() != usual.identity()
+
+
+def test_younger_settings_at_their_default_change_no_hash():
+    assert not {"dropout", "adam_epsilon"} & training().model_dump().keys()
+    assert training(dropout=0.1).model_dump()["dropout"] == 0.1
+    assert training(**training().model_dump()) == training()

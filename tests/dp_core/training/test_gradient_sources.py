@@ -194,8 +194,8 @@ def test_hosts_receive_no_seed_and_nothing_that_determines_noise(run, plan_of):
     hosts = hosts_of(2)
     run(plan_of(steps=1), hosts)
     assert [field.name for field in dataclasses.fields(HostShare)] == [
-        "units", "config", "trained", "frozen", "clipping", "precision", "device", "continuation",
-        "rows", "open_rows", "rows_digest",
+        "units", "config", "trained", "frozen", "clipping", "precision", "dropout", "device",
+        "continuation", "rows", "open_rows", "rows_digest",
     ]  # fmt: skip
     received = b"".join(hosts.hosts.sent)
     assert len(hosts.hosts.sent) == 4  # two shares, and one update for each host

@@ -1,6 +1,7 @@
 import dataclasses
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,14 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import batches as rows
 from dp_core.training.batches import Batches
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import EvaluationHook, OrdinaryUpdates, PrivateUpdates
+from dp_core.training.loop import (
+    ClippedUpdates,
+    EvaluationHook,
+    OrdinaryUpdates,
+    PrivateUpdates,
+)
 from dp_core.training.objectives import mlm_accuracy
-from dp_core.training.trainer import Trainer
+from dp_core.training.trainer import PublicNoise, Trainer
 
 
 def same(a, b):
@@ -417,3 +423,40 @@ def test_noise_of_the_count_has_its_sigma():
     sample = np.array([noised_count(11.5, SEED, b"m", t, sigma) for t in range(400)]) - 11.5
     assert_gaussian(sample, sigma)
     assert noised_count(11.5, SEED, b"n", 0, sigma) != 11.5 + sample[0]
+
+
+def test_dropout_and_adams_epsilon_change_the_weights_alike_in_every_layout(
+    train, plan_of, config_of, tmp_path
+):
+    def trained(**changes: Any) -> Any:
+        folder = LocalFolder(tmp_path / str(changes))
+        return train(plan_of(), config=config_of(**changes), checkpoints=folder)
+
+    usual = trained()
+    for changes in ({"dropout": 0.3}, {"adam_epsilon": 1e-2}):
+        first, second = trained(**changes), trained(**changes, micro_rows=2)
+        assert not same(first, usual)
+        for name, value in first.parameters.items():
+            np.testing.assert_allclose(value, second.parameters[name], atol=1e-5, err_msg=name)
+
+
+def test_clipping_without_a_guarantee_admits_any_noise(train, tmp_path, seen):
+    def trained(clip_norm: float, sigma: float) -> Any:
+        folder = LocalFolder(tmp_path / f"{clip_norm} {sigma}")
+        return train(ClippedUpdates(2, 24, 1.0, 4, clip_norm, sigma, 1), checkpoints=folder)
+
+    clipped, hidden, loud = (trained(0.01, sigma) for sigma in (0.0, 1e-20, 5.0))
+    assert [(units_of(u), u.divisor) for u in seen[:-1]] == [(24, 24)] * 6  # all, at a rate of 1
+    assert {norm for u in seen[:-1] for norm in u.clips} == {0.01}
+    for name, value in clipped.parameters.items():
+        np.testing.assert_allclose(value, hidden.parameters[name], atol=1e-6, err_msg=name)
+    assert not same(clipped, loud) and not same(clipped, trained(1e6, 0.0))
+
+
+def test_public_noise_has_its_deviation_and_a_stream_for_each_parameter_and_update():
+    totals = {name: np.zeros(20_000, np.float32) for name in ("a", "b")}
+    first, later = (PublicNoise(1, t, 0.5).means(totals, 2.0) for t in (0, 1))
+    pairs = ((first["a"], first["b"]), (first["a"], later["a"]))
+    for one, other in pairs:
+        assert_gaussian(one.astype(np.float64), 0.25)
+        assert_gaussian((one - other).astype(np.float64), 0.25 * 2**0.5)  # they are independent

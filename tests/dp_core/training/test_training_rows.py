@@ -86,7 +86,7 @@ def test_ordinary_epochs_read_every_row_once(store):
     batches = Batches(store, ShuffledRows(store.n_rows, 1, size), SingleRows(1, 3))
     rows = []
     for t in range(2 * -(-store.n_rows // size)):
-        for *masked, shares in batches.micro_batches(t):
+        for *masked, shares, _ in batches.micro_batches(t):
             ids, _, *predictions = (array[shares[:, 0] > 0, 0] for array in masked)
             rows += texts_of(ids, *predictions)
     everything = sorted(bytes(r) for r in store.tokens.astype(np.int32))
@@ -99,6 +99,16 @@ def test_every_update_masks_a_row_anew(store):
     units, rows = np.arange(4), store.unit_rows[:4, None]
     first, second, other = (row_keys(store, units, rows, *at) for at in ((7, 0), (7, 1), (8, 0)))
     assert not np.any((first == second) | (first == other))  # of another update or secret
+
+
+def test_keys_of_dropout_differ_by_row_update_secret_and_masking(store):
+    keys = []
+    for coins, step in ((1, 0), (1, 1), (2, 0)):
+        made = UnitRows(coins, 4, 6, 3)
+        for batch in Batches(store, Draws([0, 3, 7], [0, 3, 7]), made).micro_batches(step):
+            keys.append(batch.keys[batch.shares > 0])
+    every = np.concatenate(keys)
+    assert len(np.unique(every)) == len(every) > 30
 
 
 # --- several maskings of a row in one clipped gradient

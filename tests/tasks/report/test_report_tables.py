@@ -24,7 +24,7 @@ from dp_core.privacy.statement import DatasetTotal, epsilons
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
 from tasks.report.first_screen import first_screen
-from tasks.report.job_results import _label_counts, audit_time, last_values
+from tasks.report.job_results import _label_counts, _realised_batch, audit_time, last_values
 from tasks.report.model import (
     Cost,
     Edition,
@@ -415,3 +415,32 @@ def test_publishable_report_of_a_private_selection_has_no_date():
     assert edition_of(report, Edition.PUBLISHABLE).created == report.created[:10]
     assert edition_of(chosen, Edition.PUBLISHABLE).created == "withheld"
     assert edition_of(chosen, Edition.OPERATOR).created == report.created
+
+
+@pytest.mark.parametrize(("realised", "warned"), [(11.0, False), (7.9, True), (12.1, True)])
+def test_operator_learns_that_batches_differ_from_the_expected_ones(realised, warned):
+    """The realised batch tells the number of units, so nothing about it is published."""
+    phases = [{"steps": 10, "expected_batch": 5.0}, {"steps": 10, "expected_batch": 15.0}]
+    means = {10: 5.0, 20: 2 * realised - 5.0}  # the second half is drawn as often as the first
+    metrics = [
+        MetricRecord(name="batch", value=value, step=step, label="operator")
+        for step, value in [*means.items(), (20, means[20])]  # a resumed run repeats a point
+    ]
+    result = StepResult(
+        step="pretrain", spec_hash="a", outputs={}, metrics=metrics, releases=[],
+        facts={"plan": {"schedule": phases}},
+    )  # fmt: skip
+    (fact,) = _realised_batch(Input(result, Path()), "Realised batch")
+    assert f"{realised:.4g} on average, {realised * 10:.0f}% of the expected" in fact.value
+    assert ("differ by more than a fifth" in fact.value) == warned
+    assert ("declare fewer units" in fact.value) == (realised < 8)
+    assert (fact.label, fact.note) == (Label.OPERATOR, "")
+    for example in (job_report, sweep_report):
+        report = example(made_up=False, training=(fact,))
+        pages = {edition: report_page(report, edition) for edition in Edition}
+        assert fact.value in pages[Edition.OPERATOR].html
+        published = pages[Edition.PUBLISHABLE]
+        assert f"{realised:.4g} on average" not in published.html + json.dumps(published.figures)
+        assert "differ by more" not in published.html and "declare fewer" not in published.html
+    other = result.model_copy(update={"metrics": []})
+    assert not list(_realised_batch(Input(other, Path()), ""))

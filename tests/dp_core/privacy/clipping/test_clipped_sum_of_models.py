@@ -101,6 +101,46 @@ def test_whatever_the_batch_it_equals_one_unit_at_a_time(name, seed, units, rows
     assert_same(*(f(losses, variables, units, clip) for f in engines))
 
 
+def keyed(name: str, keys: Any, rate: float = 0.4) -> UnitBatch:
+    """Return the usual batch with dropout by these keys, (U, R)."""
+    batch = (*batch_of(name), tf.constant(keys, tf.uint32))
+    return UnitBatch(MODELS[name].losses, MODELS[name].config, batch, rate)
+
+
+KEYS = np.random.default_rng(5).integers(0, 1 << 32, (UNITS, 2))
+
+
+@pytest.mark.parametrize("kind", ["all", "lora"])
+@pytest.mark.parametrize("name", MODELS)
+def test_with_dropout_it_equals_one_unit_at_a_time(name, kind):
+    """A unit alone is at another place of another batch, so its masks must follow its keys."""
+    if kind == "lora" and MODELS[name].head not in (None, TAGS):
+        return
+    model = model_of(name, parts_of(kind))
+    chosen, frozen = split(model, trained_names(model, parts_of(kind)))
+    losses = keyed(name, KEYS)
+    norms = naive_clipped_grad_sum(losses, chosen, UNITS, 1e6, frozen=frozen).norms.numpy()
+    clip = float(np.median(norms))
+    engines = clipped_grad_sum, naive_clipped_grad_sum
+    assert_same(*(f(losses, chosen, UNITS, clip, frozen=frozen) for f in engines))
+    without = UnitBatch(losses.row_losses, losses.config, losses.batch)
+    plain = clipped_grad_sum(without, chosen, UNITS, clip, frozen=frozen)
+    assert not np.allclose(plain.norms, norms, rtol=0.01)
+    assert losses.row_losses is not causal_row_losses or norms.min() > 0
+
+
+def test_other_units_do_not_change_a_units_dropout():
+    chosen, _ = split(model := model_of("BERT"), model.parameters)
+    others = KEYS.copy()
+    others[1:] += 1
+    first, second = (
+        clipped_grad_sum(keyed("BERT", keys), chosen, UNITS, 1.0) for keys in (KEYS, others)
+    )
+    np.testing.assert_array_equal(first.losses[0], second.losses[0])
+    np.testing.assert_allclose(first.norms[0], second.norms[0], rtol=1e-6)
+    assert not np.allclose(first.losses[1:], second.losses[1:])
+
+
 def test_tokens_after_the_end_of_a_row_do_not_change_any_gradient():
     variables, _ = split(model := model_of("GPT-2"), model.parameters)
     ids, lengths, positions, labels, _, shares = batch_of("GPT-2")
