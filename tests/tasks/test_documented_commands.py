@@ -18,8 +18,8 @@ import pytest
 from dp_core.config.fields import named_paths
 from tasks.cli import cli
 from tasks.demo_data.notes import notes
+from tasks.protocol import CHECKOUT
 from tasks.protocol.sweep import SweepSettings
-from tasks.runtime.deployment import CHECKOUT
 
 SWEEPS = CHECKOUT / "docs" / "sweeps.md"
 # CHANGELOG.md describes earlier versions, so its commands need not exist today.
