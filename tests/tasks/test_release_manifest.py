@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tasks.protocol import CHECKOUT
 from tasks.protocol.specs import STEP_CLASSES
 from tasks.releases.manifest import BY_VALUE, code_digest, code_of, imports_of
-from tasks.runtime.deployment import CHECKOUT
 
 AFTERWARDS = {  # modules that a step imports for its outputs after the release
     "vocabulary": {
