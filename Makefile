@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-newest-tensorflow test-presets mutants check audit format picture docs bench bench-opacus lock clean
+.PHONY: release test-wheel help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-newest-tensorflow test-presets mutants check audit format picture docs bench bench-opacus lock clean
 # Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -42,6 +42,10 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 	@$(environments) ensure jax-privacy
 	$(task)/python -m pytest tests/dp_core/privacy/test_jax_privacy.py
 
+test-wheel: ## the built package in a new environment: commands, names, and a private model of twenty strings
+	@$(environments) ensure transformers
+	@scripts/python3.11 scripts/check_wheel.py $(CURDIR)/.venv/transformers/bin/python
+
 on_ray = $(shell grep -rlF pytest.mark.ray tests --include='test_*.py')
 
 test-ray: setup-dev ## shards and hosts on Ray workers of this machine, which are killed
@@ -80,6 +84,9 @@ audit: ## ask about known vulnerabilities; fails, too, where nobody can be asked
 sbom: ## bills of materials of the compose stack's images, into the folder sbom (needs the images)
 	@docker/sbom-of-images sbom
 
+release: ## sdist, wheel, their requirements and bill of materials, into the folder dist
+	@scripts/python3.11 scripts/release.py dist
+
 format: setup-dev ## format the sources
 	$(task)/ruff check --fix .
 	$(task)/ruff format .
@@ -87,9 +94,10 @@ format: setup-dev ## format the sources
 picture: setup-dev ## draw the rooms and their imports into docs/architecture.md
 	$(task)/python scripts/architecture.py
 
-docs: setup ## build the documentation as a site in build/site, strict, with links checked
+docs: setup ## build the documentation as a site in build/site, strict, with links checked and notebooks executed
 	@$(environments) ensure docs
 	$(task)/python scripts/reference_pages.py build/reference
+	.venv/docs/bin/python scripts/notebooks.py build/notebooks
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build
 
 bench: setup-dev ## measure, side by side in one run; results in benchmarks/results

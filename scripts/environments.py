@@ -110,11 +110,15 @@ def lock(options: list[str]) -> None:
 
 
 def uv(*words: object) -> bool:
-    """Run `uv pip` with pip's index settings; the user's UV_* settings take precedence."""
+    """Run `uv pip`."""
+    return run(INSTALLER / "uv", "pip", *words, "-q", environment=uv_environment())
+
+
+def uv_environment() -> dict[str, str]:
+    """Return uv's environment: pip's index settings; the user's UV_* settings take precedence."""
     config = [str(INSTALLER / "python"), "-m", "pip", "config", "list"]
-    told = subprocess.run(config, capture_output=True, text=True, check=False)  # noqa: S603
-    environment = {**uv_settings(told.stdout), **os.environ}
-    return run(INSTALLER / "uv", "pip", *words, "-q", environment=environment)
+    listed = subprocess.run(config, capture_output=True, text=True, check=False)  # noqa: S603
+    return {**uv_settings(listed.stdout), **os.environ}
 
 
 def uv_settings(pip_config: str) -> dict[str, str]:

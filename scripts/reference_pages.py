@@ -13,6 +13,11 @@ from typing import Any
 import click
 
 from dp_core import errors
+from dp_core.data.readers.registry import (
+    corpus_readers,
+    labelled_text_readers,
+    sentence_readers,
+)
 from tasks.cli import TASKS, cli
 from tasks.evidence.audits import AUDITS
 from tasks.protocol.settings import JobSettings
@@ -20,7 +25,6 @@ from tasks.protocol.settings_file import PRESETS, preset
 from tasks.protocol.sweep import SweepSettings
 
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-READERS = ("documents", "note_tables", "entity_formats", "standoff_formats", "labelled_texts")
 API = (  # packages and modules for a person who programs with Confide
     "dp_core.privacy.execution_plan",
     "dp_core.privacy.mechanisms",
@@ -124,7 +128,9 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its name."""
     jobs, sweeps = JobSettings.form_schema(), SweepSettings.form_schema()
     grid = {name: field for name, field in sweeps.items() if name not in jobs}
-    readers = [f"dp_core.data.readers.{name}" for name in READERS]
+    formats = (corpus_readers(), sentence_readers(), labelled_text_readers())
+    readers = [reader for by_format in formats for reader in by_format.values()]
+    modules = list(dict.fromkeys(getattr(each, "func", each).__module__ for each in readers))
     return {
         "settings": settings_page("Settings of a job", jobs, "dp_bert"),
         "sweep-settings": settings_page("Further settings of a sweep", grid, "dp_sweep"),
@@ -132,7 +138,7 @@ def pages() -> dict[str, str]:
         "commands": commands_page(),
         "exit-codes": exit_codes_page(),
         "audits": audits_page(),
-        "formats": modules_page("Formats", readers, members=False),
+        "formats": modules_page("Formats", modules, members=False),
         "python": modules_page("Python API", API, members=True),
     }
 

@@ -7,6 +7,7 @@ import pkgutil
 import sys
 import tomllib
 from collections.abc import Iterable
+from importlib import metadata
 from inspect import cleandoc
 from pathlib import Path
 
@@ -14,10 +15,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
+from tasks.protocol import CHECKOUT, INSTALLED, SETUP
 
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
-_PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-_VERSION = tomllib.loads(_PROJECT.read_text())["project"]["version"]
 
 # Verbs by task. No module is imported for the list of commands.
 _TABLE = Path(__file__).with_name("commands") / "commands.toml"
@@ -58,6 +58,13 @@ class LazyGroup(click.Group):
                 )
 
 
+def _version() -> str:
+    """Return the version in the project file, from which an installed package has its metadata."""
+    if INSTALLED:
+        return metadata.version("confide")
+    return str(tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"])
+
+
 def _move_examples(commands: Iterable[click.Command]) -> None:
     """Show the examples of a command's docstring after its options, line by line."""
     for command in commands:
@@ -73,7 +80,7 @@ def _move_examples(commands: Iterable[click.Command]) -> None:
     epilog="`confide COMMAND --help` explains a command, with an example.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.version_option(_VERSION, message="%(prog)s %(version)s")
+@click.version_option(_version(), message="%(prog)s %(version)s")
 def cli(debug: bool) -> None:
     """Train language models on confidential text under differential privacy, with proof."""
     if debug:
@@ -99,6 +106,10 @@ def main() -> int:
         return error.exit_code
     except (KeyboardInterrupt, SystemExit):
         raise
+    except ModuleNotFoundError as error:
+        _traceback()
+        click.echo(f"confide: the package {error.name} is missing. Run: {SETUP}", err=True)
+        return 1
     except BaseException as error:  # noqa: BLE001 - as `tasks.execution.contract.main`
         _end_with_line(error)
         return 1

@@ -27,13 +27,12 @@ from dags.launcher.outcome import (
     notify,
 )
 from dp_core.errors import BadInput
-from tasks.protocol import fork_server
+from tasks.protocol import CHECKOUT, HOME, TASK_PYTHON, fork_server
 from tasks.protocol.messages import Follower, channel_file
 from tasks.protocol.points import Point
 from tasks.protocol.specs import STORE_SCHEME, RunContext, StepSpec
-from tasks.protocol.step_process import CHECKOUT, StepProcess, Work
+from tasks.protocol.step_process import StepProcess, Work
 
-TASK_PYTHON = CHECKOUT / ".venv" / "task" / "bin" / "python"
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
 PAGE_MARK = "__page_"  # in the id of a run that continues the sweep of another run
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
@@ -76,7 +75,7 @@ SECRETS = (  # a step receives only those that `tasks/protocol/least_privilege.p
 
 def home() -> Path:
     """Return the folder for all files that this deployment writes on this machine."""
-    return Path(os.environ.get("CONFIDE_HOME") or CHECKOUT / ".confide").expanduser().resolve()
+    return Path(os.environ.get("CONFIDE_HOME") or HOME).expanduser().resolve()
 
 
 def store() -> str:

@@ -1249,13 +1249,14 @@ def card_metadata(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> 
         tags = (model["head"] or "entities") == "entities"
         pipeline = "token-classification" if tags else "text-classification"
     fields = ("dataset", "epsilon", "delta", "unit", "neighbours", "declared_units")
+    claims = [claim for claim in claims_of(statement) if claim["releases"]]
     metadata = {key: stated[key] for key in ("language", "license") if stated[key] != NOT_STATED}
     metadata |= {
         "library_name": "transformers",
         "pipeline_tag": pipeline,
         "tags": ["differential-privacy", "confide", *([model["kind"]] if model["kind"] else [])],
-        "datasets": [claim["dataset"] for claim in claims_of(statement)],
-        "differential_privacy": [{key: c[key] for key in fields} for c in claims_of(statement)],
+        "datasets": [claim["dataset"] for claim in claims],
+        "differential_privacy": [{key: c[key] for key in fields} for c in claims],
     }
     return "".join(f"{key}: {_yaml(value)}\n" for key, value in metadata.items())
 
@@ -1473,7 +1474,7 @@ def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
         name = entry.relative_to(model).as_posix()
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
             yield f"the model's {name} is not a regular file"
-        elif entry.is_file():
+        elif entry.is_file() and name != CARD:  # the card is for people; PRIVACY.md is checked
             held[name] = _digest_of(entry)
     adapter = {n.removeprefix("adapter/"): d for n, d in named.items() if n.startswith("adapter/")}
     merged = {n: d for n, d in named.items() if not n.startswith("adapter/")}

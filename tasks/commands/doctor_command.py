@@ -20,7 +20,8 @@ from dp_core.errors import BadInput, ConfideError, without_password
 from tasks.commands.output import as_json, write_answer
 from tasks.local.airflow_api import AirflowApi
 from tasks.local.stack import TRAINING_POOL, connected, named_airflow
-from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable, sqlite_file
+from tasks.protocol import CHECKOUT, SETUP
+from tasks.runtime.deployment import Deployment, is_executable, sqlite_file
 
 _ROOM = 1 << 30  # bytes that a job needs, without its environments
 RESTORE_BOTH = "Restore ledger and seeds from one backup (docs/operate.md)."
@@ -82,7 +83,7 @@ def _python(deployment: Deployment) -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Check("Python", sys.version_info[:2] == (3, 11), True, version, "Install Python 3.11.")
     task = Path(deployment.task_python)
-    yield Check("task environment", is_executable(task), True, str(task), "Run: make setup")
+    yield Check("task environment", is_executable(task), True, str(task), f"Run: {SETUP}")
     if (CHECKOUT / "Makefile").exists():  # absent from a step's image, which needs no Airflow
         airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
         there, fix = is_executable(airflow), "Run: make setup"
@@ -94,7 +95,7 @@ def _packages(deployment: Deployment) -> Iterator[Check]:
     versions.setdefault("tensorflow", versions.get("tensorflow-cpu", ""))
     for name in ("tensorflow", "numba", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
         version = versions.get(name, "")
-        yield Check(name, bool(version), True, version or "not installed", "Run: make setup")
+        yield Check(name, bool(version), True, version or "not installed", f"Run: {SETUP}")
 
 
 def _machine(deployment: Deployment) -> Iterator[Check]:
@@ -214,7 +215,7 @@ def launcher(deployment: Deployment) -> Iterator[Check]:
         "process": (
             deployment.task_python,
             [deployment.task_python, "-c", "import tasks"],
-            "make setup",
+            SETUP,
         ),
         "docker": (
             image,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from dp_core.errors import BadInput, Contradicted
+from dp_core.errors import BadInput, ConfideError, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, new_folder, write_answer
@@ -16,10 +18,11 @@ from tasks.commands.report_command import given, latest
 from tasks.protocol.job import names_of
 from tasks.protocol.points import DP_MODEL
 from tasks.releases.provenance import releasable_model
-from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model, read_result
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, kept_folder, of_last_model, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
 
+_CARD = "README.md"
 _MODEL = names_of(DP_MODEL)["pretraining"]
 
 
@@ -27,8 +30,10 @@ _MODEL = names_of(DP_MODEL)["pretraining"]
 @click.argument("folder", type=click.Path(path_type=Path))
 @options_of("export")
 @as_json
-def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
-    """Copy a released model to FOLDER in Hugging Face's layout, with its privacy statement.
+def command(
+    folder: Path, uri: str, adapter: bool, after: int | None, push: str | None, **words: str
+) -> None:
+    """Copy a released model to FOLDER in Hugging Face's layout, with card and privacy statement.
 
     A LoRA adapter is merged into the model, or exported without it by --adapter. Share this copy
     and not the folder in the store, which also holds the operator's metrics. A model without a
@@ -37,18 +42,28 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
     Example:
       confide export ward-model
     """
+    if push:
+        _confirm_hub()
     store = Deployment.from_environment().open_store()
     uri = chosen_model(store, uri, "export")
-    files = export(store, uri, folder, adapter=adapter, after=after)
+    files = export(store, uri, folder, adapter=adapter, after=after, words=words)
+    if push:
+        _upload(folder, push)
     said = f"{folder}: {len(files)} files. Privacy statement: {folder / STATEMENT_WORDS}"
     answer = {"model": str(folder), "uri": uri, "files": files}
     write_answer(answer, lambda: click.echo(said))
 
 
 def export(
-    store: Store, uri: str, folder: Path, *, adapter: bool = False, after: int | None = None
+    store: Store,
+    uri: str,
+    folder: Path,
+    *,
+    adapter: bool = False,
+    after: int | None = None,
+    words: dict[str, str] | None = None,
 ) -> list[str]:
-    """Copy a released model to a new folder; return the sorted names of its files.
+    """Copy a released model to a new folder with its card; return the sorted names of its files.
 
     Raises:
         BadInput: there is no such model, it has no guarantee, or the folder is not empty.
@@ -61,7 +76,46 @@ def export(
         for name, new in names.items():
             (partial / new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, partial / new)
-    return sorted(names.values())
+        card = (words or {}) | {"model_name": folder.resolve().name}
+        _write_card(store, uri, partial, card, after)
+    return sorted([*names.values(), _CARD])
+
+
+def _write_card(
+    store: Store, uri: str, folder: Path, words: dict[str, str], after: int | None
+) -> None:
+    """Write the model card next to the privacy statement, from the same statement."""
+    from tasks.evidence.pack import model_card
+
+    result = releasable_model(store, uri)
+    statement = json.loads((folder / STATEMENT_DATA).read_text())
+    card = model_card(result, statement, words=words, measured=after is None)
+    (folder / _CARD).write_text(card, encoding="utf-8")
+
+
+def _confirm_hub() -> None:
+    """Raise `BadInput` if the hub's client is missing."""
+    if find_spec("huggingface_hub") is None:
+        raise BadInput("huggingface_hub is missing", where="--push", fix="Install it by pip.")
+
+
+def _upload(folder: Path, repository: str) -> None:
+    """Upload an exported folder to a hub.
+
+    Raises:
+        ConfideError: the hub does not accept it; the exported folder stays.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().create_repo(repository, private=True, exist_ok=True)
+        HfApi().upload_folder(repo_id=repository, folder_path=folder)
+    except Exception as error:  # noqa: BLE001 - the client has many kinds of errors
+        raise ConfideError(
+            f"not uploaded ({type(error).__name__}); the copy is in {folder}",
+            where=repository,
+            fix="Check the name, HF_ENDPOINT and HF_TOKEN.",
+        ) from None
 
 
 def show_next(uri: str, dataset: str) -> None:

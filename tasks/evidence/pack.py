@@ -111,6 +111,9 @@ def write_pack(
     _write_json(folder / check_evidence.EVIDENCE, evidence)
 
 
+_CARD_WORDS = ("license", "language")  # of the operator's words, in a hub's metadata
+
+
 def _plain(content: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return data as JSON values of the shape that the script requires of a file.
 
@@ -237,6 +240,36 @@ def _measures(result: StepResult, operator: bool) -> list[dict[str, Any]]:
         if (operator or Label(m.label) is not Label.OPERATOR)
         and not name.startswith(("epsilon", "delta"))
     ]
+
+
+def model_card(
+    result: StepResult, statement: Mapping[str, Any], *, words: Mapping[str, str], measured: bool
+) -> str:
+    """Return the model card of an exported model: a hub's metadata, the claim, released figures.
+
+    Args:
+        result: of the step that made the model.
+        statement: the model's privacy statement.
+        words: the operator's `model_name`, `license`, `language` and `base_model`, where given.
+        measured: whether the result's metrics are those of this model, not of a later one.
+    """
+    stated = {name: words.get(name, "") or check_evidence.NOT_STATED for name in _CARD_WORDS}
+    shape = result.facts.get("shape") or {}
+    model = {"kind": shape.get("kind"), "step": result.step, "head": result.facts.get("head")}
+    evidence = {"model": model, "operator_words": stated}
+    metadata = check_evidence.card_metadata(evidence, statement)
+    measures = _measures(result, operator=False) if measured else []
+    if base := words.get("base_model"):
+        metadata += f"base_model: {json.dumps(base)}\n"
+    if measures:
+        metadata += f"metrics: {json.dumps([measure['name'] for measure in measures])}\n"
+    rows = [(m["name"], f"{m['value']:.6g}", m["label"]) for m in measures]
+    figures: list[check_evidence.Block] = [
+        ("h1", words.get("model_name") or "A model trained by Confide"),
+        *([("table", (("figure", "value", "label"), rows))] if rows else []),
+    ]
+    privacy = check_evidence.statement_words(statement).replace("# Privacy", "## Privacy")
+    return f"---\n{metadata}---\n\n{check_evidence.markdown(figures)}\n{privacy}"
 
 
 # --- the ledger

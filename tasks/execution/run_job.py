@@ -27,14 +27,14 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 from dp_core.errors import Contradicted, Unfinished
-from tasks.protocol import fork_server, supervisor
+from tasks.protocol import CHECKOUT, fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.messages import StepProgress, StepResult
 from tasks.protocol.specs import RunContext, StepSpec
 from tasks.protocol.step_process import StepProcess, Work
 from tasks.releases.deployment_ledger import plans_given_back
 from tasks.results import read_result
-from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
+from tasks.runtime.deployment import Deployment, is_executable
 from tasks.tracking.mlflow import send_all
 
 Watcher = Callable[[str, StepProgress], None]  # gets a task's name and its progress

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dp_core.errors import BadInput
+from tasks.protocol import CHECKOUT, TASK_PYTHON
 from tasks.protocol.fork_server import SERVER
 from tasks.protocol.least_privilege import without_orchestrator
-from tasks.runtime.deployment import CHECKOUT, Deployment, sqlite_url
+from tasks.runtime.deployment import Deployment, sqlite_url
 
 USER = "admin"
 MLFLOW_USERS = "mlflow-users.db"  # holds the password of MLflow's first start
@@ -149,9 +150,8 @@ def airflow_home(deployment: Deployment) -> Path:
 
 def mlflow_command(port: int) -> list[str]:
     """Return MLflow's command line, which every user of this machine may read."""
-    python = str(CHECKOUT / ".venv" / "task" / "bin" / "python")
     where = ["--host", HOST, "--port", str(port), "--workers", "1"]
-    return [python, "-m", "mlflow", "server", "--app-name", "basic-auth", *where]
+    return [str(TASK_PYTHON), "-m", "mlflow", "server", "--app-name", "basic-auth", *where]
 
 
 def mlflow_environment(deployment: Deployment, folder: Path, secret: Secrets) -> dict[str, str]:

@@ -35,10 +35,10 @@ from tasks.local.airflow_configuration import (
     mlflow_folder,
     write_private,
 )
-from tasks.protocol import fork_server, supervisor
+from tasks.protocol import CHECKOUT, fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.supervisor import STACK_GRACE, Process
-from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
+from tasks.runtime.deployment import Deployment, is_executable
 
 FORK_SERVER = "fork-server"
 RUNNERS = ("api-server", "scheduler", "dag-processor", FORK_SERVER)  # components that run a DAG
@@ -116,7 +116,7 @@ def start(
         ConfideError: a component ended, or was not up in time; the line names its log.
     """
     if not is_executable(_ORCHESTRATOR):
-        raise BadInput("Airflow's environment is missing", fix="Run `make setup`.")
+        raise BadInput("Airflow's environment is missing", fix="Run `make setup` in a checkout.")
     os.umask(0o077)  # logs and databases are for their owner alone
     deployment.prepare()
     folder = airflow_home(deployment)

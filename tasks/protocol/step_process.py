@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from tasks.protocol import fork_server, supervisor
+from tasks.protocol import CHECKOUT, fork_server, supervisor
 from tasks.protocol.fork_server import ForkedStep
 from tasks.protocol.least_privilege import environment_for, without_orchestrator
 from tasks.protocol.messages import CHANNEL, Follower, Lines, StepProgress
 from tasks.protocol.specs import RunContext, StepSpec
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 _LOOK = 0.2  # seconds between readings of a step's progress
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from dp_core.models.parameters import Arrays
 from tasks.protocol.specs import STEP_CLASSES
-from tasks.runtime.deployment import CHECKOUT
 
+SOURCES = Path(__file__).resolve().parents[__name__.count(".")]  # holds the top-level package
 BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.data.readers",
     "dp_core.privacy.accounting",
@@ -44,7 +44,7 @@ def manifest(*, kind: str, **parts: str | int | float | dict[str, object]) -> by
 
 
 @cache
-def code_digest(kind: str, root: Path = CHECKOUT) -> str:
+def code_digest(kind: str, root: Path = SOURCES) -> str:
     """Return SHA-256 over the sources and the library versions that shape a release, in hex."""
     modules, libraries = code_of(kind, root)
     digest = hashlib.sha256()
@@ -63,7 +63,7 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     return digest.hexdigest()
 
 
-def code_of(kind: str, root: Path = CHECKOUT) -> tuple[list[str], list[str]]:
+def code_of(kind: str, root: Path = SOURCES) -> tuple[list[str], list[str]]:
     """Return the modules and the libraries that shape releases of a step, by name.
 
     They are all that its entry modules import.
@@ -79,11 +79,10 @@ def code_of(kind: str, root: Path = CHECKOUT) -> tuple[list[str], list[str]]:
         if module.startswith("tasks."):
             continue  # the entry modules cover what a step's file imports from dp_core
         for imported in imports_of(_file(module, root)):
-            first = imported.partition(".")[0]
-            if first == "dp_core":
+            if imported.startswith("dp_core."):
                 waiting += _modules_on_the_way(imported, root)
-            elif first not in sys.stdlib_module_names:
-                libraries.add(first)
+            elif (library := imported.partition(".")[0]) not in sys.stdlib_module_names:
+                libraries.add(library)
     return sorted(modules), sorted(libraries)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dp_core.errors import BadInput, is_full_disk, without_password
+from tasks.protocol import HOME, TASK_PYTHON
 from tasks.protocol.least_privilege import CLUSTER, CLUSTER_SECRETS, HOSTS, WITHHELD
 from tasks.storage.copies import BOUND, bytes_from
 from tasks.storage.store import Store
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 # A folder with one of these belongs to Confide, so closing it locks out no other program.
 _CONFIDE_FILES = (
     "ledger.db",
@@ -80,7 +80,7 @@ class Deployment:
                 depend on the folder in which a command is started.
         """
         env = os.environ if environment is None else environment
-        home = _folder(env, "CONFIDE_HOME", CHECKOUT / ".confide")
+        home = _folder(env, "CONFIDE_HOME", HOME)
         launcher = env.get("CONFIDE_LAUNCHER") or "process"
         if launcher not in get_args(Launcher):
             raise BadInput(
@@ -101,8 +101,7 @@ class Deployment:
             tracking=tracking,
             tracking_ui=(env.get("CONFIDE_TRACKING_UI") or without_password(served)).rstrip("/"),
             launcher=launcher,  # type: ignore[arg-type]  # checked above
-            task_python=env.get("CONFIDE_TASK_PYTHON")
-            or str(CHECKOUT / ".venv" / "task" / "bin" / "python"),
+            task_python=env.get("CONFIDE_TASK_PYTHON") or str(TASK_PYTHON),
             hosts=_hosts(env.get(HOSTS) or "0", cluster),
             cluster=cluster,
             cluster_secrets=secrets,

@@ -72,7 +72,7 @@ def test_tables_state_missing_measurements():
     row = {"words_released": 7, "tokens": 90, "public_mlm": 0.1, "dp_mlm": 0.2,
            "public_f1": 0.3, "dp_f1": 0.45}  # fmt: skip
     models = vocabulary_tables.tables(
-        {}, {"noteevents_format": {"private \u00b7 mad \u00b7 \u03b5 3": row}}, {}
+        {}, {"noteevents_format": {"private \u00b7 elimination \u00b7 \u03b5 3": row}}, {}
     )
     line = models["models noteevents_format"].splitlines()[-1]
-    assert line == "| `private` | `mad` | 3 | 7 | 90 | 10.0 | 20.0 | 30.0 | 45.0 |"
+    assert line == "| `private` | `elimination` | 3 | 7 | 90 | 10.0 | 20.0 | 30.0 | 45.0 |"

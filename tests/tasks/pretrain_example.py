@@ -12,8 +12,9 @@ from step_outputs import publish, rows_in, vocabulary_in
 
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import CHECKOUT
 from tasks.protocol.specs import PretrainSpec
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import backend_for, is_remote
 from tasks.storage.store import Store
 

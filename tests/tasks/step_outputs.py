@@ -11,7 +11,7 @@ from dp_core.config.release import ReleaseRecord
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.vocabulary import wordpiece
-from tasks.protocol.messages import StepResult
+from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import local_path
@@ -67,6 +67,7 @@ def publish(
     *,
     releases: Sequence[ReleaseRecord] = (),
     outputs: Sequence[str] = (),
+    metrics: Sequence[MetricRecord] = (),
     **facts: Any,
 ) -> str:
     """Publish a folder, if any, and a result as the output of the step that the URI names."""
@@ -75,7 +76,7 @@ def publish(
     step = uri.split("/")[-2]
     result = StepResult(
         step=step, spec_hash="a" * 64, outputs={name: f"{uri}/{name}" for name in outputs},
-        metrics=[], facts=facts, releases=list(releases),
+        metrics=list(metrics), facts=facts, releases=list(releases),
     )  # fmt: skip
     store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
     return uri

@@ -21,10 +21,11 @@ from tasks import cli
 from tasks.commands.output import write_table
 from tasks.execution import run_job as process
 from tasks.execution.run_job import Job, JobOutcome
+from tasks.protocol import CHECKOUT
 from tasks.protocol.job import budget_of_run
 from tasks.protocol.settings import JobSettings
 from tasks.releases.charge import plans_of
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
 

@@ -12,13 +12,14 @@ from step_outputs import output_folder
 
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.protocol import CHECKOUT
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import CorpusSpec, EntitiesSpec, StepSpec
 from tasks.releases.declarations import open_for_operator, open_source
 from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import STATEMENT_DATA
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import Deployment
 from tasks.steps import corpus_step as corpus
 from tasks.storage.backends import local_path
 from tasks.storage.store import Store

@@ -9,8 +9,7 @@ import gzip
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 import click
@@ -19,8 +18,8 @@ import pytest
 from dp_core.config.fields import named_paths
 from tasks.cli import cli
 from tasks.demo_data.notes import notes
+from tasks.protocol import CHECKOUT
 from tasks.protocol.sweep import SweepSettings
-from tasks.runtime.deployment import CHECKOUT
 
 SWEEPS = CHECKOUT / "docs" / "sweeps.md"
 # CHANGELOG.md describes earlier versions, so its commands need not exist today.
@@ -43,31 +42,16 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(CHECKOUT))
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of commands; `needs` is empty if a reader can run them on a bare checkout."""
-
-    needs: str
-    script: str
-
-    def commands(self) -> Iterator[list[str]]:
-        """Yield the words of each command, without its variables and a closing ellipsis."""
-        for line in self.script.replace("\\\n", " ").splitlines():
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the needs and the words of each command in a block, without variables and ellipses."""
+    for needs, _, language, script in FENCE.findall(page.read_text()):
+        for line in script.replace("\\\n", " ").splitlines() if language == "sh" else ():
             lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
             lexer.whitespace_split = True
-            words = [word for word in lexer if word != "…"]
-            while words:
-                end = next((n for n, w in enumerate(words) if set(w) <= set("&|;")), len(words))
-                command, words = words[:end], words[end + 1 :]
-                while command and re.match(r"[A-Z_]+=", command[0]):
-                    del command[0]
-                if command:
-                    yield command
-
-
-def blocks(page: Path) -> list[Block]:
-    found = FENCE.findall(page.read_text())
-    return [Block(needs, script) for needs, _, language, script in found if language == "sh"]
+            for is_end, words in groupby(lexer, lambda word: set(word) <= set("&|;")):
+                command = [w for w in words if w != "…" and not re.match("[A-Z_]+=", w)]
+                if command and not is_end:
+                    yield needs, command
 
 
 def words_of_confide(command: list[str]) -> list[str] | None:
@@ -79,25 +63,13 @@ def words_of_confide(command: list[str]) -> list[str] | None:
     return ["run", *command] if command[:1] == ["--set"] else None
 
 
-def inline(page: Path) -> Iterator[list[str]]:
-    """Yield the words after `confide` of each command in the text of a page."""
-    for code in re.findall(r"`(?:\./)?confide ([^`]+)`", page.read_text()):
-        yield [word for word in shlex.split(code) if word != "…"]
-
-
-def parsed(words: list[str], *, only_names: bool = False) -> None:
-    """Read a command line as the program does, without executing it.
-
-    Args:
-        words: the words after `confide`.
-        only_names: accept a part of a command: check the names of verbs and options only.
-    """
+def parsed(words: list[str], **options: bool) -> None:
+    """Read a command line as the program does, without executing it."""
     group, parent = cli, click.Context(cli, info_name="confide")
     while isinstance(group, click.Group) and words and not words[0].startswith("-"):
         name, group, words = group.resolve_command(parent, words)
-        if not isinstance(group, click.Group):
-            options = {"resilient_parsing": True} if only_names else {}
-            group.make_context(name, list(words), parent=parent, **options)
+    if not isinstance(group, click.Group):
+        group.make_context(name, list(words), parent=parent, **options)
 
 
 @pytest.fixture
@@ -110,9 +82,8 @@ def small_files(at_home, tmp_path, monkeypatch) -> Path:
         with opened(name, "wt", newline="") as stream:
             rows = [(note.patient_id, note.text) for note in notes(50, seed=5)]
             csv.writer(stream).writerows([header, *rows])
-    for name in ("wikipedia", "books"):
-        (folder / name).mkdir()
-        (folder / name / "a.txt").write_text("Public words.")
+    (folder / "books").mkdir()
+    (folder / "books" / "a.txt").write_text("Public words.")
     (folder / "ward.json").write_text('{"declared_units": 400}')
     (search,) = re.findall(r"`search.json` contains, .*?`(.+?)`", SWEEPS.read_text())
     (folder / "search.json").write_text(f"{{{search}}}")
@@ -122,44 +93,38 @@ def small_files(at_home, tmp_path, monkeypatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_of_the_page_run_or_are_marked(confide, small_files, page):
-    for block in blocks(page):
-        for command in block.commands():
-            words = words_of_confide(command)
-            if words is None:
-                known = command[0] in ("make", "export", "eval")
-                assert known or block.needs, f"mark the needs of: {shlex.join(command)}"
-            elif words[0] == "run":
-                settings = confide.json(*words, "--show-settings")
-                values = {name: field["value"] for name, field in settings.items()}
-                named = named_paths(SweepSettings, values).values()
-                lacking = [p for p in chain(*named) if not Path(p).exists()]
-                assert not lacking or block.needs, f"mark the block: it needs {lacking}"
-            elif block.needs or words[0] not in EXECUTED:
-                parsed(words)
-            else:
-                code, _, err = confide(*words)
-                assert code == 0, (words, err)
+    for needs, command in commands(page):
+        words = words_of_confide(command)
+        if words is None:
+            known = command[0] in ("make", "export", "eval")
+            assert known or needs, f"mark the needs of: {shlex.join(command)}"
+        elif words[0] == "run":
+            settings = confide.json(*words, "--show-settings")
+            values = {name: field["value"] for name, field in settings.items()}
+            named = chain(*named_paths(SweepSettings, values).values())
+            lacking = [path for path in named if not Path(path).exists()]
+            assert not lacking or needs, f"mark the block: it needs {lacking}"
+        elif needs or words[0] not in EXECUTED:
+            parsed(words)
+        else:
+            code, _, err = confide(*words)
+            assert code == 0, (words, err)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_within_the_text_have_known_verbs_and_options(page):
-    for words in inline(page):
-        parsed(words, only_names=True)
+    for code in re.findall(r"`(?:\./)?confide ([^`]+)`", page.read_text()):
+        parsed([w for w in shlex.split(code) if w != "…"], resilient_parsing=True)  # a part
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_files_and_make_targets_of_commands_exist(page):
-    text = page.read_text()
-    targets = set(re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.M))
+def test_make_targets_files_and_languages_of_blocks_exist(page):
+    """A block without a language would escape the tests of commands."""
+    text, makefile = page.read_text(), (CHECKOUT / "Makefile").read_text()
+    assert {language for _, _, language, _ in FENCE.findall(text)} <= LANGUAGES
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
     assert set(re.findall(r"`make ([a-z][a-z-]*)", text)) <= targets
-    for command in chain(*(block.commands() for block in blocks(page))):
-        assert command[:1] != ["make"] or command[1] in targets
+    for _, command in commands(page):
+        assert command[0] != "make" or command[1] in targets
         files = [word.partition("::")[0] for word in command if word.startswith(FOLDERS)]
         assert [file for file in files if not (CHECKOUT / file).exists()] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_names_its_language(page):
-    """A block without a language would escape the tests of commands."""
-    assert {language for _, _, language, _ in FENCE.findall(page.read_text())} <= LANGUAGES
-    assert len(re.findall(r"^ *```", page.read_text(), re.M)) % 2 == 0

@@ -1,17 +1,24 @@
+import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from release_examples import record
 from step_outputs import publish
 
-from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
+from dp_core.privacy.statement import privacy_statement
+from tasks.protocol.messages import MetricRecord
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import RESULT, Store
 
-FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a"}
+RELEASE = record("used", PoissonGaussian(((0.05, 1.5, 40),), unit=PrivacyUnit.PATIENT))
+STATEMENT = {"privacy_statement.json": json.dumps(privacy_statement([RELEASE]).data)}
+FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a", **STATEMENT}
 
 
 @pytest.fixture
@@ -43,7 +50,9 @@ def model(store: Store, published: Callable[..., str]) -> str:
 
 def _content(folder: Path) -> dict[str, str]:
     files = (f for f in folder.rglob("*") if f.is_file())
-    return {f.relative_to(folder).as_posix(): f.read_text() for f in files}
+    names = {f.relative_to(folder).as_posix(): f.read_text() for f in files}
+    names.pop("README.md", None)  # the card
+    return names
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -67,31 +76,41 @@ def test_model_is_exported_completely_or_not_at_all(confide, monkeypatch, tmp_pa
         assert folder.exists() is before
         assert bool(_content(folder.parent)) is not removed
     code, output, _ = confide("export", folder)
-    assert code == 0 and "3 files" in output
+    assert code == 0 and "5 files" in output
     assert _content(folder) == FILES
     assert [f.name for f in folder.parent.iterdir()] == ["given"]
-    assert sorted(f.name for f in folder.iterdir()) == ["PRIVACY.md", "config.json", "tokens"]
+    names = ["PRIVACY.md", "README.md", "config.json", "privacy_statement.json", "tokens"]
+    assert sorted(f.name for f in folder.iterdir()) == names
     assert "not empty" in confide.refused("export", folder)
 
 
 def test_export_defaults_to_the_last_of_the_kept_models(confide, published, tmp_path):
     folders = {"": "", "after/30/": "after/30", "after/60/": "after/60"}
     names = ("config.json", "PRIVACY.md")
-    uri = published("pretrain", {f + name: text for f, text in folders.items() for name in names})
+    files = {f + name: text for f, text in folders.items() for name in names}
+    statements = {f + name: text for f in folders for name, text in STATEMENT.items()}
+    metrics = [MetricRecord(name="mlm_accuracy", value=0.5, label="dp")]
+    uri = published("pretrain", files | statements, metrics=metrics)
     for given, words, content in (("last", (), ""), ("early", ("--after", "30"), "after/30")):
         assert confide("export", tmp_path / given, "--uri", uri, *words)[0] == 0
-        assert _content(tmp_path / given) == {"config.json": content, "PRIVACY.md": content}
+        assert _content(tmp_path / given) == {
+            "config.json": content,
+            "PRIVACY.md": content,
+            **STATEMENT,
+        }
+        card = (tmp_path / given / "README.md").read_text()
+        assert ("mlm_accuracy" in card) is (given == "last")
     output = confide.refused("export", tmp_path / "none", "--uri", uri, "--after", "45")
     assert "no model was kept after 45 updates" in output
     assert "There are those after 30, 60" in output and not (tmp_path / "none").exists()
 
 
 def test_operator_artifacts_are_not_exported(confide, published, tmp_path):
-    files = dict.fromkeys(("config.json", "PRIVACY.md", "errors.json"), "{}")
+    files = dict.fromkeys(("config.json", "PRIVACY.md", "errors.json"), "{}") | STATEMENT
     artifacts = {"errors.json": "operator", "config.json": "dp"}
     uri = published("finetune", files, artifacts=artifacts)
     assert confide("export", tmp_path / "given", "--uri", uri)[0] == 0
-    assert set(_content(tmp_path / "given")) == {"config.json", "PRIVACY.md"}
+    assert set(_content(tmp_path / "given")) == {"config.json", "PRIVACY.md", *STATEMENT}
 
 
 def test_model_is_exported_to_the_current_folder_but_not_into_a_file(
@@ -103,6 +122,50 @@ def test_model_is_exported_to_the_current_folder_but_not_into_a_file(
     assert _content(Path()) == FILES
     folder = tmp_path / "here" / "config.json" / "given"
     assert f"{folder}: cannot be made (Not a directory)" in confide.refused("export", folder)
+
+
+def test_card_states_the_guarantee_and_released_figures_alone(confide, store, model, tmp_path):
+    metrics = [
+        MetricRecord(name=name, value=value, label=label)
+        for name, value, label in (("f1", 0.25, "dp"), ("private_accuracy", 0.125, "operator"))
+    ]
+    publish(store, model, metrics=metrics, releases=[RELEASE], shape={"kind": "bert"})
+    words = ("--license", "mit", "--base-model", "public/bert")
+    assert confide("export", tmp_path / "ward", *words)[0] == 0
+    _, front, body = (tmp_path / "ward" / "README.md").read_text().split("---\n", 2)
+    data = dict(line.split(": ", 1) for line in front.splitlines())
+    assert (data["license"], data["base_model"]) == ('"mit"', '"public/bert"')
+    epsilon = json.loads(STATEMENT["privacy_statement.json"])["epsilon"]
+    assert f'"epsilon": {epsilon}' in data["differential_privacy"] and data["metrics"] == '["f1"]'
+    assert "# ward" in body and "| f1 | 0.25 | dp |" in body and "## Privacy of this model" in body
+    assert "private_accuracy" not in front + body and "0.125" not in front + body
+
+
+def test_upload_to_a_hub_comes_after_the_export_and_names_its_failure(
+    confide, monkeypatch, tmp_path, model
+):
+    monkeypatch.chdir(tmp_path)
+    uploads = []
+
+    class Hub:
+        def create_repo(self, name: str, **options: Any) -> None:
+            if name == "not/mine":
+                raise RuntimeError("token hf_secret")
+            uploads.append((name, options["private"]))
+
+        def upload_folder(self, repo_id: str, folder_path: Path) -> None:
+            uploads.append((repo_id, set(_content(folder_path)) == set(FILES)))
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=Hub))
+    monkeypatch.setattr("tasks.commands.export_command.find_spec", lambda name: name)
+    assert confide("export", "ward", "--push", "my/ward")[0] == 0
+    assert uploads == [("my/ward", True), ("my/ward", True)]
+    code, _, errors = confide("export", "other", "--push", "not/mine")
+    assert code == 1 and "not/mine: not uploaded (RuntimeError)" in errors
+    assert "hf_secret" not in errors and _content(Path("other")) == FILES
+    monkeypatch.setattr("tasks.commands.export_command.find_spec", lambda name: None)
+    assert "huggingface_hub is missing" in confide.refused("export", "third", "--push", "a/b")
+    assert not Path("third").exists()
 
 
 def test_report_without_a_model_is_refused_with_a_fix(confide, tmp_path, store):

@@ -9,10 +9,11 @@ from spec_examples import spec_of
 
 from dp_core.errors import BadInput
 from tasks.execution.run_job import _run_step
+from tasks.protocol import CHECKOUT
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import CorpusSpec, RunContext
 from tasks.protocol.step_process import Work
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import read_spec, stage_source
 
 HOSTILE = [

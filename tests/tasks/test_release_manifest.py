@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tasks.protocol import CHECKOUT
 from tasks.protocol.specs import STEP_CLASSES
 from tasks.releases.manifest import BY_VALUE, code_digest, code_of, imports_of
-from tasks.runtime.deployment import CHECKOUT
 
 MODULES = tomllib.loads(Path(__file__).with_name("release_modules.toml").read_text())
 AFTERWARDS, UNRELATED = MODULES["afterwards"], MODULES["unrelated"]

@@ -17,8 +17,9 @@ from tasks.commands import advise_command, doctor_command
 from tasks.commands.local_stack import copied
 from tasks.local import airflow_configuration, stack
 from tasks.local.airflow_configuration import Secrets
+from tasks.protocol import CHECKOUT
 from tasks.protocol.settings import JobSettings
-from tasks.runtime.deployment import CHECKOUT, Deployment
+from tasks.runtime.deployment import Deployment
 
 
 @pytest.fixture

@@ -1,0 +1,114 @@
+"""Check the package in a new environment, outside of the checkout: `make test-wheel`.
+
+    scripts/python3.11 scripts/check_wheel.py [PYTHON_WITH_TRANSFORMERS]
+
+The first failed rule ends the script with exit code 1. Standard library only.
+"""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+import release
+
+SIZES = {
+    "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "epochs": 1,
+    "public_steps": 2, "public_batch_size": 8, "device": "cpu", "target_epsilon": 8,
+}  # fmt: skip
+DATA = {
+    "py.typed", "tasks/presets/demo.json", "dags/launcher/pods/cpu.yaml",
+    "tasks/report/templates/job.html.j2", "tasks/commands/commands.toml",
+}  # fmt: skip
+IMPORT_ALL = """
+import importlib, pkgutil, sys, confide
+assert "tensorflow" not in sys.modules and confide.__version__
+for module in pkgutil.walk_packages(confide.__path__, "confide."):
+    if not module.name.startswith("confide.dags") and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+assert all(getattr(confide, name) for name in confide.__all__)
+for name in ("dp_core", "tasks", "dags"):
+    assert name not in sys.modules and importlib.util.find_spec(name) is None, name
+"""
+LOAD = """
+import sys, torch, transformers
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+model = transformers.AutoModelForMaskedLM.from_pretrained(sys.argv[1])
+logits = model(**tokenizer("the patient went home", return_tensors="pt")).logits
+assert torch.isfinite(logits).all() and logits.shape[-1] == model.config.vocab_size
+"""
+
+
+def rule(holds: bool, words: str) -> None:
+    """Print a rule that holds; exit if it does not."""
+    print(
+        f"{time.monotonic() - BEGAN:4.0f} s  {'holds' if holds else 'FAILS'}: {words}", flush=True
+    )
+    if not holds:
+        sys.exit(1)
+
+
+def run(*words: object, folder: Path, home: Path) -> str:
+    """Return the output of a command that must succeed, without variables of the checkout."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("CONFIDE_", "PYTHON"))}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TQDM_DISABLE": "1"}
+    done = subprocess.run(  # noqa: S603 - our words
+        list(map(str, words)), cwd=folder, env=kept | offline | {"HOME": str(home)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        print(done.stdout, done.stderr, file=sys.stderr)
+        rule(False, " ".join(map(str, words))[:100])
+    return done.stdout
+
+
+def check(folder: Path, transformers: str | None) -> None:
+    """Build, install and use the package in a folder."""
+    release.build(folder / "dist")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    version = wheel.name.split("-")[1]
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.split("/")[0] for name in names}
+    rule(tops == {"confide", f"confide-{version}.dist-info"}, "the wheel has one package")
+    rule({f"confide/{name}" for name in DATA} <= names, "the wheel has its data")
+    bill = json.loads((folder / "dist" / f"confide-{version}.cdx.json").read_text())
+    parts = {part["name"] for part in bill["components"]}
+    rule({"tensorflow-cpu", "dp-accounting"} <= parts, "the bill of materials lists requirements")
+
+    release.install(f"confide[cpu] @ {wheel.as_uri()}", folder / "venv")
+    commands, empty = folder / "venv" / "bin", folder / "empty"
+    empty.mkdir()
+
+    def confide(*words: object) -> str:
+        return run(commands / "confide", *words, folder=empty, home=folder)
+
+    rule(confide("--version") == f"confide {version}\n", "confide --version")
+    rule("ε in total" in confide("advise", "--units", 500, "--epsilon", 3), "confide advise")
+    run(commands / "python", "-c", IMPORT_ALL, folder=empty, home=folder)
+    rule(not list(empty.iterdir()), "every module is imported, and no other name is taken")
+
+    with (empty / "notes.csv").open("w", newline="") as stream:
+        rows = ((n, f"patient {n % 7} came with fever, home on day {n % 5}") for n in range(20))
+        csv.writer(stream).writerows([("PatNr", "NoteText"), *rows])
+    confide("init", "notes.csv", "--out", "settings.json")
+    confide("ledger", "register", "notes", "--unit", "patient", "--epsilon", 8, "--delta", 1e-4)
+    sizes = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
+    confide("run", "--settings", "settings.json", *sizes)
+    confide("export", "model")
+    (budget,) = json.loads(confide("ledger", "--json")).values()
+    statement = (empty / "model" / "PRIVACY.md").read_text()
+    rule(f"ε = {budget['epsilon']:g}" in statement, "twenty strings become a private model")
+    if transformers:
+        run(transformers, "-c", LOAD, empty / "model", folder=empty, home=folder)
+        rule(True, "transformers loads the model")
+
+
+if __name__ == "__main__":
+    BEGAN = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        check(Path(scratch), sys.argv[1] if sys.argv[1:] else None)
