@@ -85,7 +85,7 @@ def test_every_setting_is_declared_by_one_configuration_model():
         assert not stated & set(inspect.get_annotations(model)), model
     form = SweepSettings.model_json_schema()["properties"]
     assert stated <= set(form)
-    settings = SweepSettings(selection="random-count")
+    settings = SweepSettings(selection="random-count", adam_epsilon=1e-6, dropout=0.1)
     specs = [*STEPS.values(), *point_steps(settings, settings.points()[0]).values()]
     assert stated <= {name for spec in specs for name in _names(spec.model_dump())}
 
