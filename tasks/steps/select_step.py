@@ -30,6 +30,7 @@ from tasks.steps.training_files import (
     TrainingInputs,
     held_out,
     model_facts,
+    private_parts,
     score,
     write_model,
 )
@@ -104,10 +105,10 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
             best = _Trained(-1, start, score(start, public, first.seed)[1])
     record = charged.settle(weights_released(best.model.parameters))
     context.measure("mlm_accuracy_public", Dp(best.score))
-    if (private := held_out(inputs.private)) is not None:
+    for name, private in private_parts(inputs.private, first.development_share).items():
         with silence():  # TensorFlow's warnings depend on the number of earlier traces
             _, accuracy = score(best.model, private, first.seed)
-        context.measure("mlm_accuracy_private", Operator(accuracy))
+        context.measure(f"mlm_accuracy_{name}", Operator(accuracy))
     write_model(context, best.model, inputs.vocabulary)
     shown = max(best.candidate, 0)
     return StepOutput(
