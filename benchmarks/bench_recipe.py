@@ -297,7 +297,7 @@ def curve(kept: dict[str, Any]) -> GainCurve:
 
 
 def tables(kept: dict[str, Any]) -> dict[str, str]:
-    """Return the page's tables, from the results file: one change at a time, and `ALONE`."""
+    """Return the page's table of the trainings in `ALONE`, from the results file."""
     rows = [
         "noise of | updates | rows × maskings | rows read | MLM accuracy, private text (seeds) "
         "| share of the gain",
@@ -312,14 +312,7 @@ def tables(kept: dict[str, Any]) -> dict[str, str]:
             f"| {recipe.rows} × {recipe.maskings} | {recipe.rows_read / 1e6:.2g} million "
             f"| {_accuracy(trial_result)} | {share_of_gain(kept, trial_result['mean']):.0%}"
         )
-    changes = ["recipe | MLM accuracy, private text (seeds)", " | ".join(["---"] * 2)]
-    for name, trial_result in kept["trials"].items():
-        if name in RECIPES and not (name in ALONE or name in BY_NOISE):
-            changes.append(f"{name} | {_accuracy(trial_result)}")
-    return {
-        name: "\n".join(f"| {row} |" for row in table)
-        for name, table in (("alone", rows), ("changes", changes))
-    }
+    return {"alone": "\n".join(f"| {row} |" for row in rows)}
 
 
 def main() -> None:

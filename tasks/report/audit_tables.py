@@ -6,22 +6,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.extraction import (
-    ALL,
-    DISCOVERABLE,
-    GREEDY,
-    LEAST_CHANCE,
-    SAMPLING,
-    TARGETED,
-    TOP_K,
-    ExtractionRow,
-)
+from dp_core.audit.extraction import ALL, LEAST_CHANCE, ExtractionRow
 from dp_core.audit.membership import LOW_RATES, MembershipRow
 from dp_core.audit.protocol import Finding
 from dp_core.labels import Label
-from tasks.report.model import Membership, ModelRow, Value
+from tasks.report.model import WORDS, Membership, ModelRow, Value
 from tasks.report.tables import (
-    CONTEXT_WORDS,
     NOT_MEASURED,
     Cell,
     Header,
@@ -33,10 +23,6 @@ from tasks.report.tables import (
     probability_in_words,
     share_cell,
     significant,
-)
-
-_LEFT_TO_RIGHT = (
-    "A causal model ranks the secret as the next token after the hints, from the text before it."
 )
 
 
@@ -55,26 +41,10 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
         for row in exposures.rows
     ]
     rows = [_group_row(model, row, label, counted) for model, row, label in shown]
-    return Table(
-        key="exposure",
-        caption="Exposure of every group of canaries",
-        headers=(
-            Header("Model", numeric=False),
-            Header("Pattern", "H hint, S secret", numeric=False),
-            Header("Occurrences", "expected, units"),
-            Header("Occurrences", "counted, units"),
-            Header("Exposure", "bits, 95% interval"),
-            Header("Without memory", "bits, 95% band"),
-            Header("Probability", "by chance"),
-            Header("Rank exposure", "bits; without memory; by chance"),
-            Header("Remembered", numeric=False),
-        ),
-        rows=tuple(rows),
-        notes=(
-            *_rank_notes(row for _, row, _ in shown),
-            *((_LEFT_TO_RIGHT,) if any(model.is_causal for model in models) else ()),
-        ),
-    )
+    notes = _rank_notes(row for _, row, _ in shown)
+    if any(model.is_causal for model in models):
+        notes = (*notes, WORDS["notes"]["left_to_right"])
+    return Table.of("exposure", rows, notes=notes)
 
 
 def _group_row(
@@ -83,7 +53,7 @@ def _group_row(
     band = f"{row.null_low:.1f} – {row.null_high:.1f}"
     verdict = "yes" if row.remembers else "no"
     return (
-        name(model, CONTEXT_WORDS.get(row.context, row.context)),
+        name(model, WORDS["contexts"].get(row.context, row.context)),
         name(row.pattern, f"{row.canaries} canaries"),
         Cell(
             significant(row.expected_occurrences),
@@ -109,22 +79,11 @@ def _rank_cell(row: ExposureRow, label: Label) -> Cell:
 
 def _rank_notes(rows: Iterable[ExposureRow]) -> tuple[str, ...]:
     ceiling = max((row.rank_exposure_ceiling for row in rows if row.references), default=None)
-    return () if ceiling is None else (f"Rank exposure is at most {ceiling:.1f} bits.",)
+    return () if ceiling is None else (WORDS["notes"]["rank"].format(ceiling=ceiling),)
 
 
 def _chance(probability: float) -> str:
     return f"<{power_of_ten(1e-9)}" if probability < 1e-9 else probability_in_words(probability)
-
-
-_ATTACKS = {  # title and terms of the literature, by names of `dp_core.audit.membership`
-    "loss": ("loss", "S-, A-, P-BBA: threshold at the mean training loss"),
-    "min-k": ("Min-K%++", "the least likely fifth of the predictions"),
-    "reference": ("reference", "loss against the public model's"),
-    "rmia": ("RMIA", "offline, the public model as reference"),
-    "lira": ("LiRA", "offline, the public model as reference"),
-    "attention": ("attention", "S-AWBA: concentration by head, regression"),
-    "gradients": ("gradients", "S-GWBA: norms by layer, regression"),
-}
 
 
 def membership_table(models: Sequence[ModelRow]) -> Table:
@@ -135,22 +94,12 @@ def membership_table(models: Sequence[ModelRow]) -> Table:
         for membership in model.memberships[-1:]
         for row in membership.rows
     ]
-    return Table(
-        key="membership",
-        caption="Membership attacks: can training members be distinguished from held-out units?",
-        headers=(
-            Header("Model", numeric=False),
-            Header("Attack", numeric=False),
-            Header("Leakage", "TPR − FPR, %"),
-            Header("AUC", "%"),
-            *(Header("TPR", f"at {100 * rate:g}% FPR, %") for rate in LOW_RATES),
-        ),
-        rows=tuple(rows),
-    )
+    rates = (Header("TPR", f"at {100 * rate:g}% FPR, %") for rate in LOW_RATES)
+    return Table.of("membership", rows, rates)
 
 
 def _attack_name(attack: str) -> Cell:
-    return name(*_ATTACKS.get(attack, (attack, "")))
+    return name(*WORDS["attacks"].get(attack, (attack, "")))
 
 
 def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
@@ -191,23 +140,8 @@ def epoch_tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
     def headers(unit: str) -> list[Header]:
         return [Header(f"Epoch {epoch:g}", unit) for epoch in (0, *epochs)]
 
-    loss = Table(
-        key="loss_by_epoch",
-        caption="Loss on held-out private text, by epoch",
-        headers=(Header("Model", numeric=False), *headers("nats a prediction")),
-        rows=tuple(losses),
-    )
-    leakage = Table(
-        key="leakage_by_epoch",
-        caption="Leakage of every attack, by epoch",
-        headers=(
-            Header("Model", numeric=False),
-            Header("Attack", numeric=False),
-            *headers("TPR − FPR, %"),
-        ),
-        rows=tuple(leakages),
-    )
-    return loss, leakage
+    loss = Table.of("loss_by_epoch", losses, headers("nats a prediction"))
+    return loss, Table.of("leakage_by_epoch", leakages, headers("TPR − FPR, %"))
 
 
 def _leakage_cell(row: MembershipRow | None) -> Cell:
@@ -224,12 +158,6 @@ def _loss_cell(membership: Membership | None) -> Cell:
     return Cell(f"{loss:.3f}", value=loss, label=Label.OPERATOR, detail=detail)
 
 
-_SUBJECTS = {  # tested texts and control, by key of the protocol
-    TARGETED.key: ("secrets of planted canaries", "never planted"),
-    DISCOVERABLE.key: ("training rows", "held out"),
-}
-
-
 def extraction_table(models: Sequence[ModelRow]) -> Table:
     """Return the share of texts extracted from each causal model, by protocol and decoding."""
     shown = [(model.name, extraction) for model in models for extraction in model.extractions]
@@ -239,53 +167,29 @@ def extraction_table(models: Sequence[ModelRow]) -> Table:
         for row in (ExtractionRow(**figures) for figures in extraction.details["rows"])
         if row.group == ALL
     ]
-    return Table(
-        key="extraction",
-        caption="Extraction: can secrets and training text be extracted from the models?",
-        headers=(
-            Header("Model", numeric=False),
-            Header("Decoding", numeric=False),
-            Header("Extracted", "training text, %"),
-            Header("Control", "text not trained on, %"),
-            Header("Probability", "by chance"),
-        ),
-        rows=tuple(rows),
-        notes=_protocol_notes([e for _, e in shown]),
-    )
+    return Table.of("extraction", rows, notes=_protocol_notes([e for _, e in shown]))
 
 
 def samples_table(models: Sequence[ModelRow]) -> Table:
     """Return the texts sampled from each causal model, if any were requested."""
     shown = [(model.name, model.samples) for model in models if model.samples is not None]
     prompt = next((f"“{samples.prompt}”" for _, samples in shown if samples.prompt), "")
-    return Table(
-        key="samples",
-        caption="Texts sampled from the models",
-        headers=(
-            Header("Model", numeric=False),
-            Header("Text", prompt and f"after {prompt}", numeric=False),
-        ),
-        rows=tuple(
-            (name(model), Cell(text, value=text, label=samples.label))
-            for model, samples in shown
-            for text in samples.texts
-        ),
+    rows = (
+        (name(model), Cell(text, value=text, label=samples.label))
+        for model, samples in shown
+        for text in samples.texts
     )
+    return Table.of("samples", rows, [Header("Text", prompt and f"after {prompt}", numeric=False)])
 
 
 def _extraction_row(model: str, protocol: Finding, row: ExtractionRow) -> tuple[Cell, ...]:
-    settings = protocol.details["settings"]
-    k, tries = settings["extraction_top_k"], settings["extraction_tries"]
-    decodings = {
-        GREEDY: ("greedy", "the first choice"),
-        TOP_K: ("top-k", f"among the {k} likeliest"),
-        SAMPLING: ("sampling", f"in {tries} tries, top {k}"),
-    }
-    tested, control = _SUBJECTS[protocol.key]
+    words, settings = WORDS["extraction"], protocol.details["settings"]
+    tested, control = words[protocol.key]["texts"], words[protocol.key]["control"]
+    decoding = (word.format(**settings) for word in words["decodings"][row.decoding])
     label, alarm = protocol.label, row.above_chance
     return (
         name(model, f"{row.tried} {tested}, {row.control_tried} {control}"),
-        name(*decodings[row.decoding]),
+        name(*decoding),
         share_cell(row.share, row.ceiling, alarm=alarm, label=label),
         share_cell(row.control_share, None, label=label),
         Cell(probability_in_words(row.p_value), value=row.p_value, label=label, alarm=alarm),
@@ -295,23 +199,11 @@ def _extraction_row(model: str, protocol: Finding, row: ExtractionRow) -> tuple[
 def _protocol_notes(shown: Sequence[Finding]) -> tuple[str, ...]:
     """Return one note for each protocol, from its settings alone."""
     notes: dict[str, None] = {}
+    words = WORDS["notes"]
     for extraction in shown:
-        s = extraction.details["settings"]
-        task = {
-            TARGETED.key: "Secrets of canaries: the model receives the hints before the secret, "
-            "and chooses among all tokens that can be secrets.",
-            DISCOVERABLE.key: "Rows: the model receives the first "
-            f"{s['extraction_prefix']} tokens of a row, with one row per unit, and must reproduce "
-            f"the next {s['extraction_suffix']} exactly (Carlini et al. 2023).",
-        }[extraction.key]
-        when = (
-            "The protocol was fixed before the training."
-            if extraction.details["fixed_before_training"]
-            else "The protocol was chosen after the training, so its result is only exploratory."
-        )
-        sampled = (
-            f"With sampling, a text counts as extracted if {s['extraction_tries']} tries produce "
-            f"it with a probability of at least {LEAST_CHANCE:g} (Hayes et al. 2025)."
-        )
-        notes[f"{task} {sampled} {when}"] = None
+        settings = extraction.details["settings"]
+        task = WORDS["extraction"][extraction.key]["task"].format(**settings)
+        sampled = words["sampled"].format(chance=LEAST_CHANCE, **settings)
+        fixed = "fixed_before" if extraction.details["fixed_before_training"] else "fixed_after"
+        notes[f"{task} {sampled} {words[fixed]}"] = None
     return tuple(notes)

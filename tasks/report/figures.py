@@ -20,9 +20,9 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
 from dp_core.audit.membership_sample import rarity_correlation
-from tasks.protocol.points import Mode
 from tasks.report.model import (
     QUANTITIES,
+    TEMPLATES,
     Curve,
     Exposures,
     ModelRow,
@@ -33,27 +33,14 @@ from tasks.report.tables import significant
 
 # Okabe and Ito's palette is safe for colour-blind readers; the markers differ as well. A page
 # shows the colours by their names, as templates/style.css defines them for light and dark screens.
-COLOURS = {
-    "paper": "#ffffff", "ink": "#1f2933", "axis": "#9aa5b1", "grid": "#eceff1", "pale": "#e8e8e4",
-    "grey": "#6b6b6b", "green": "#009e73", "blue": "#0072b2", "orange": "#d55e00",
-    "sky": "#56b4e9", "pink": "#cc79a7", "yellow": "#e69f00", "black": "#000000",
-}  # fmt: skip
-STYLES: dict[Mode, tuple[str, str]] = {  # colour and marker
-    "public": (COLOURS["grey"], "s"),
-    "phrases": (COLOURS["green"], "D"),
-    "dp": (COLOURS["blue"], "o"),
-    "nonprivate": (COLOURS["orange"], "^"),
-}
-MORE_STYLES = tuple(
-    (COLOURS[name], marker)
-    for name, marker in zip(("sky", "pink", "yellow", "black"), "vPX<", strict=True)
-)
+FIGURES: dict[str, Any] = tomllib.loads((TEMPLATES / "figures.toml").read_text(encoding="utf-8"))
+COLOURS: dict[str, str] = FIGURES["colours"]
+STYLES = {kind: (COLOURS[name], marker) for kind, (name, marker) in FIGURES["styles"].items()}
+MORE_STYLES = tuple((COLOURS[name], marker) for name, marker in FIGURES["more"]["styles"])
 EPSILON_COLOUR, SCORE_COLOUR = COLOURS["black"], COLOURS["blue"]
 _LEGEND_LETTERS = 110  # characters of a legend in one line
 WIDTH = 9.6  # inches, the width of the page's column
-_TEMPLATES = Path(__file__).parent / "templates"
-_STYLE = _TEMPLATES / "figures.mplstyle"
-_WORDS = tomllib.loads((_TEMPLATES / "figures.toml").read_text(encoding="utf-8"))
+_STYLE = TEMPLATES / "figures.mplstyle"
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -107,8 +94,9 @@ def twin(axes: Axes) -> Axes:
     return other
 
 
-def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
-    """Write the figure as SVG and PNG."""
+def finish(figure: Figure, key: str, **values: object) -> Drawing:
+    """Write the figure as SVG and PNG, with the values in its title and caption."""
+    title, caption = (FIGURES[key][part].format(**values) for part in ("title", "caption"))
     with matplotlib.rc_context(fname=_STYLE):
         vector, pixels = io.StringIO(), io.BytesIO()
         figure.savefig(vector, format="svg", metadata=_NO_METADATA)
@@ -200,10 +188,8 @@ def lines_figure(
         _mark(axes, panel)
         frame(axes, every_end if one_scale else panel.ends, panel.y)
     legend_below(figure)
-    words = _WORDS[key]
-    drawn[0].set_ylabel(words.get("y", ""))
-    title, caption = (words[part].format(**values) for part in ("title", "caption"))
-    return finish(figure, key, title, caption)
+    drawn[0].set_ylabel(FIGURES[key].get("y", ""))
+    return finish(figure, key, **values)
 
 
 def lines_of(values: Iterable[tuple[str, float, float | None]]) -> dict[str, list[Point]]:
@@ -406,7 +392,7 @@ def leakage_figure(leakages: Sequence[Mapping[str, Any]], styles: Styles) -> Dra
             `value` and `interval` of each attack, as in the figures of a report.
         styles: the style of each model.
     """
-    titles = _WORDS["leakage"]["panels"]
+    titles = FIGURES["leakage"]["panels"]
     lines: dict[str, dict[str, list[Point]]] = {attack: {} for attack in titles}
     for row in leakages:
         of_attack = lines.get(f"{row['level']} {row['attack']}", {})

@@ -14,18 +14,11 @@ from typing import Literal
 from dp_core.audit.exposure import ExposureSummary, summarise
 from dp_core.labels import Label
 from dp_core.training.bootstrap import MeanF1
-from tasks.report.model import ModelRow, Report, number_of
+from tasks.report.model import WORDS, ModelRow, Report, number_of
 from tasks.report.tables import WHY_NO_TOTAL, significant
 
 Tone = Literal["good", "bad", "open"]
-_SCORES = {  # by field of a row: article and name
-    "f1": ("a", "strict entity F1"),
-    "accuracy": ("an", "accuracy of classes"),
-    "mlm_private": ("an", "accuracy on masked tokens of private text"),
-    "mlm_public": ("an", "accuracy on masked tokens of public text"),
-    "perplexity_private": ("a", "perplexity of private text"),
-    "perplexity_public": ("a", "perplexity of public text"),
-}
+_SCORES: dict[str, tuple[str, str]] = WORDS["scores"]  # by field of a row: article and name
 _SMALL_GAIN = 0.01  # one percentage point, or one percent of a perplexity
 
 
@@ -56,11 +49,7 @@ def first_screen(report: Report) -> FirstScreen:
         headline = "An audit of another run contradicts the claimed ε: do not release this model"
     elif audit is not None:
         tone = "bad" if audit.blocks_promotion else tone
-        headline = {
-            "contradicted": "An audit contradicts the claimed ε: do not release this model",
-            "consistent": "An audit of the private training is consistent with the claimed ε",
-            "invalid": "An audit of the private training is invalid: do not release this model",
-        }.get(audit.verdict, "An audit of the private training is inconclusive about the claimed ε")
+        headline = _of_verdict(audit.verdict)[0]
     elif report.is_sweep:
         headline = "Effect of the settings on privacy and usefulness"
     else:
@@ -79,29 +68,31 @@ def _protection(report: Report) -> str:
     """Return the guarantee of the models trained with DP."""
     private = _private(report)
     whom = f"{report.unit} of “{report.private_dataset}”"
+    words: dict[str, str] = WORDS["protection"]
     if not private:
-        return "No model of this report was trained with differential privacy."
+        return words["none"]
     if report.known_seed:
-        return f"No {whom} is protected, because the privacy seed of this run is known."
+        return words["known_seed"].format(whom=whom)
     if report.is_sweep:
         known = [e for row in private if (e := row.cost.corpus.epsilon) is not None]
         claim = f"ε = {_span(known)}" if len(known) == len(private) else WHY_NO_TOTAL
-        return (
-            f"Each of {len(private)} settings protects each {whom}, with all seeds, by {claim}. "
-            "The statement below covers all models together."
-        )
+        return words["sweep"].format(settings=len(private), whom=whom, claim=claim)
     cost, model = private[0].cost, "The model with DP"
     if cost.infinite:
         cost, model = private[0].pretrained, "Before its fine-tuning without privacy, the model"
     totals = (cost.corpus, *cost.others)
     if any(total.epsilon is None for total in totals):
-        return f"{model} has guarantees that have no total ({WHY_NO_TOTAL})."
+        return words["no_total"].format(model=model, why=WHY_NO_TOTAL)
     claims = " and ".join(
-        f"each {total.unit or report.unit} of “{total.dataset or report.private_dataset}” by "
-        f"ε = {significant(total.epsilon or 0.0)} with δ = {significant(total.delta, 2)}"
+        words["claim"].format(
+            unit=total.unit or report.unit,
+            dataset=total.dataset or report.private_dataset,
+            epsilon=significant(total.epsilon or 0.0),
+            delta=significant(total.delta, 2),
+        )
         for total in totals
     )
-    return f"{model} protects {claims}, all its steps together."
+    return words["job"].format(model=model, claims=claims)
 
 
 def _usefulness(report: Report) -> Answer:
@@ -145,20 +136,21 @@ def _gain(private: Sequence[ModelRow], start: ModelRow, fields: Sequence[str]) -
     """
     gains = [{f: _gain_of(row, start, f) for f in fields} for row in private]
     large = [any(not is_small for _, is_small in row.values()) for row in gains]
+    sentences: dict[str, str] = WORDS["gain"]
     if len(private) > 1:
-        return (
-            f"DP training added more than one point, and more than the interval, to “{start.name}” "
-            f"in {sum(large)} of {len(private)} settings."
-        )
+        settings = len(private)
+        return sentences["settings"].format(start=start.name, large=sum(large), settings=settings)
     words = " and ".join(
         f"{round(100 * gain, 1) + 0.0:+.1f}{' points' if _is_share(f) else '%'} of {_SCORES[f][1]}"
         for f, (gain, _) in gains[0].items()
     )
-    training = f"DP training (ε = {significant(private[0].epsilon_training)}) added"
-    if large[0]:
-        return f"{training} to “{start.name}”: {words}."
     little = "nothing" if all(gain <= 0 for gain, _ in gains[0].values()) else "next to nothing"
-    return f"{training} {little} to “{start.name}”: {words}; less than one point or the interval."
+    return sentences["large" if large[0] else "little"].format(
+        epsilon=significant(private[0].epsilon_training),
+        start=start.name,
+        words=words,
+        little=little,
+    )
 
 
 def _gain_of(row: ModelRow, start: ModelRow, field: str) -> tuple[float, bool]:
@@ -215,47 +207,23 @@ def _memory(report: Report) -> tuple[Tone, str, Answer]:
     remembering = sum(summary.remembers for summary in summaries)
     control = _control(report)
     labels = {exposures.label for exposures in audits}
-    tone: Tone = "open"
     if remembering:
-        tone, headline = "bad", "The private model remembers canaries"
-        meaning = (
-            "The guarantee limits memory, but does not exclude it: memory of canaries grows with ε"
-            " and with the number of their occurrences."
-        )
+        case = "remembers"
     elif any(summary.above_chance for summary in summaries):
-        headline = "The private model may remember some canaries"
-        meaning = (
-            "This is above chance, but no single group of canaries is clearly remembered; an audit"
-            " with more canaries would be conclusive."
-        )
+        case = "perhaps"
     elif control is None:
-        headline = "The private model shows no memory of its canaries"
-        meaning = (
-            "No model without privacy is shown for comparison, so it is open whether these canaries"
-            " can be learned at all."
-        )
-    elif not control.remembers:
-        headline = "Neither model shows memory of the canaries"
-        meaning = (
-            f"The model without privacy does not remember them either ({control.largest:.1f} bits):"
-            " these canaries are too rare for a conclusion."
-        )
+        case = "no_control"
     else:
-        tone = "good"
-        headline = "The private model shows no memory of its canaries; the non-private one does"
-        meaning = f"Without privacy the largest is {control.largest:.1f} bits: it remembers them."
+        case = "control_alone" if control.remembers else "neither"
+    words = WORDS["memory"][case]
+    headline, meaning = words["headline"], words["meaning"].format(control=control)
     if control is not None and not remembering:
         labels.add(Label.OPERATOR)
     if report.is_sweep:
         headline = f"{remembering} of {len(audits)} private models remember canaries"
-    text = (
-        f"{headline}. The exposure of the secrets planted in the training is {summary.mean:.1f} "
-        f"bits on average and {summary.largest:.1f} at most; without memory it is below "
-        f"{summary.mean_null_high:.1f} and {summary.largest_null_high:.1f} in 97.5% of cases. "
-        f"{meaning}"
-    )
+    text = WORDS["memory"]["text"].format(headline=headline, summary=summary, meaning=meaning)
     label = Label.OPERATOR if Label.OPERATOR in labels else Label.DP
-    return tone, headline, Answer("Remembered", text, label)
+    return words["tone"], headline, Answer("Remembered", text, label)
 
 
 def _control(report: Report) -> ExposureSummary | None:
@@ -273,9 +241,11 @@ def _audit(report: Report) -> Answer:
         if report.why_not_audited:
             text = f"The claimed ε was not audited. {report.why_not_audited}"
         return Answer("Audited", text, Label.PUBLIC)
-    words = {
-        "consistent": "The audit agrees with the claimed ε.",
-        "contradicted": "The audit contradicts the claimed ε.",
-        "invalid": "The audit allows no conclusion.",
-    }.get(audit.verdict, "The audit cannot confirm or contradict the claimed ε.")
+    words = _of_verdict(audit.verdict)[1]
     return Answer("Audited", f"{words} {audit.finding}", audit.label)
+
+
+def _of_verdict(verdict: str) -> tuple[str, str]:
+    """Return the headline and the sentence of the verdict of an audit of the claimed ε."""
+    headline, sentence = WORDS["verdicts"].get(verdict, WORDS["verdicts"]["inconclusive"])
+    return headline, sentence

@@ -40,6 +40,7 @@ from tasks.releases.provenance import operator_only
 from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
 from tasks.report.model import (
     QUANTITIES,
+    WORDS,
     Cost,
     Curve,
     Exposures,
@@ -61,13 +62,7 @@ from tasks.results import (
 )
 
 Results = dict[str, Input]  # by the name of the task
-ARCHITECTURES = {
-    "bert": "BERT",
-    "distilbert": "DistilBERT",
-    "gpt2": "GPT-2",
-    "llama": "Llama",
-    "feed-forward": "Feed-forward model",
-}
+ARCHITECTURES: dict[str, str] = WORDS["architectures"]
 # Occurrences of canaries, counted by the step that builds the private token store.
 OCCURRENCES, OCCURRENCES_FILE = "occurrences", "occurrences.json"
 SAMPLES, SAMPLES_FILE = "samples", "samples.json"  # output of the exposure step
@@ -76,17 +71,7 @@ SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for cl
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
 NOTICED = 0.2  # difference of realised and expected batches, as a share of the latter
-_CEILINGS = {  # by metric of the membership step; they follow from the guarantee alone
-    "membership_ceiling/pl": "Largest advantage of a membership attack",
-    "membership_ceiling/tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
-    "membership_ceiling/tpr_at_0.001_fpr": "Largest share of members found at 0.1% false alarms",
-}
-_FIT = {  # metrics of the token stores on the fit of the vocabulary
-    "coverage": "Words that are a single token",
-    "fertility": "Tokens per word",
-    "unknown_words": "Words without a spelling in tokens",
-}
-_TOKENS = {"tokens": "Tokens, training part", "held_out_tokens": "Tokens, held-out part"}
+_METRICS: dict[str, dict[str, str]] = WORDS["metrics"]  # names, by metric of a step
 LABEL_COUNTS = "_labels/"  # in metrics of a fine-tuning: PART_labels/TYPE
 
 
@@ -451,7 +436,7 @@ def _audit_facts(audit: AuditRecord | None, dp: Results, share: Operator | None)
         yield Fact("Time for audits", share.value, share.label, note)
     if "membership" in dp:
         note = "for any attack on one unit, by the guarantee alone"
-        yield from _measured_facts(dp["membership"], _CEILINGS, note)
+        yield from _measured_facts(dp["membership"], _METRICS["ceilings"], note)
 
 
 def _measured_facts(output: Input, names: Mapping[str, str], note: str = "") -> Iterator[Fact]:
@@ -539,10 +524,7 @@ def _realised_batch(model: Input, name: str) -> Iterator[Fact]:
     if abs(share - 1) > NOTICED:
         words += ": they differ by more than a fifth"
     if share < 1 - NOTICED:
-        words += (
-            ". The noise is that of the expected batch, so the training learns less than it could: "
-            "declare fewer units (declared_units), by a public bound near their number"
-        )
+        words += WORDS["notes"]["few_units"]
     yield Fact(name, words, Label(batches[points[-1]].label))
 
 
@@ -570,8 +552,8 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
         yield Fact("Maximum words per unit", facts["words_per_unit"], Label.PUBLIC)
     yield from _measured_facts(vocabulary, {"distinct_words": "Distinct words before noise"})
     for role in ("public", "private"):
-        for metrics, note in ((_FIT, "held out"), (_TOKENS, "in rows, with markers")):
-            names = {metric: f"{name}, {role} text" for metric, name in metrics.items()}
+        for metrics, note in (("fit", "held out"), ("tokens", "in rows, with markers")):
+            names = {metric: f"{name}, {role} text" for metric, name in _METRICS[metrics].items()}
             yield from _measured_facts(results[f"{role}_store"], names, note)
 
 
@@ -629,10 +611,7 @@ class _StatementForTheOperator(PrivacyStatement):
     @property
     def paragraphs(self) -> list[str]:
         """One paragraph, because no guarantee is given."""
-        return [
-            "No training with differential privacy of this sweep has finished. The models trained "
-            "without privacy read private text; only the operator of the data may have them."
-        ]
+        return [WORDS["notes"]["no_training"]]
 
 
 def sweep_report(

@@ -6,9 +6,11 @@ Every edition shows free text (notes, statements, notes of facts), which must no
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dp_core.audit.exposure import ExposureRow
@@ -22,6 +24,10 @@ from tasks.protocol.points import Baseline, Mode
 
 if TYPE_CHECKING:
     from tasks.report.tables import Table
+
+TEMPLATES = Path(__file__).parent / "templates"
+# The words of tables and sentences, by key.
+WORDS: dict[str, Any] = tomllib.loads((TEMPLATES / "words.toml").read_text(encoding="utf-8"))
 
 
 class Edition(StrEnum):
@@ -87,43 +93,7 @@ class Measure:
         return f"{self.column}, {self.unit}"
 
 
-F1 = Measure(
-    "f1",
-    "F1",
-    "Entity F1",
-    "strict, micro, %",
-    "Strict entity F1",
-    "Entity extraction: strict F1 by type",
-    "Entity type",
-    "all (micro)",
-)
-ACCURACY = Measure(
-    "accuracy",
-    "Accuracy",
-    "Accuracy",
-    "%",
-    "Accuracy",
-    "Classification: F1 by class, and accuracy",
-    "Class",
-    "accuracy",
-)
-PERPLEXITY = Measure(
-    "perplexity_private",
-    "Perplexity",
-    "Perplexity",
-    "private text, by token",
-    "Perplexity of private text, lower is better",
-    is_share=False,
-    by_token=True,
-)
-MASKED = Measure(
-    "mlm_private",
-    "MLM accuracy",
-    "MLM accuracy",
-    "private text, %",
-    "MLM accuracy of private text",
-    by_token=True,
-)
+F1, ACCURACY, PERPLEXITY, MASKED = (Measure(**words) for words in WORDS["measures"].values())
 
 
 @dataclass(frozen=True)
@@ -231,12 +201,7 @@ class ModelRow:
         return self.exposures if isinstance(self.exposures, tuple) else ()
 
 
-QUANTITIES = {  # of curves, by metric
-    "loss": "Training loss, nats per prediction",
-    "mlm_public": "MLM accuracy on public text",
-    "perplexity_curve": "Perplexity, public text",
-    "perplexity_private_curve": "Perplexity, private text",
-}
+QUANTITIES: dict[str, str] = WORDS["quantities"]  # of curves, by metric
 
 
 @dataclass(frozen=True)

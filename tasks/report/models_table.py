@@ -22,6 +22,7 @@ from tasks.report.model import (
     F1,
     MASKED,
     PERPLEXITY,
+    WORDS,
     Exposures,
     Measure,
     ModelRow,
@@ -48,12 +49,6 @@ from tasks.report.tables import (
 from tasks.tracking.event_log import rounded
 
 Column = tuple[Header, Callable[[ModelRow], Cell]]
-FINETUNING_TITLES = {  # by axis of the sweep
-    "finetune_noise_multiplier": "Fine-tuning σ",
-    "finetune_batch_size": "Fine-tuning batch",
-    "finetune_epochs": "Fine-tuning epochs",
-    "finetune_learning_rate": "Fine-tuning rate",
-}
 
 
 def results_table(report: Report) -> Table:
@@ -98,19 +93,17 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
         (_EXPOSURES[0], lambda model: _exposure_cells(model.exposures)[0]),
         (_EXPOSURES[1], lambda model: _exposure_cells(model.exposures)[1]),
     ]
-    return Table(
-        key="sweep" if is_sweep else "closing",
-        caption="All settings of the sweep; each private training was a separate release"
-        if is_sweep
-        else "Privacy cost, usefulness and memory of each model",
-        headers=tuple(header for header, _ in columns),
-        rows=tuple(tuple(cell(model) for _, cell in columns) for model in models),
-        notes=(
+    words = WORDS["notes"]
+    return Table.of(
+        "sweep" if is_sweep else "closing",
+        (tuple(cell(model) for _, cell in columns) for model in models),
+        (header for header, _ in columns),
+        (
             *_spread_notes(models),
             *exposure_notes([exposures for model in models for exposures in model.audits]),
-            *((ONE_CHARGE, OF_ONE_TRAINING) if any(m.training_epochs for m in models) else ()),
-            *((_OF_BASELINES,) if is_sweep and named else ()),
-            *((_OF_OTHER_TOKENS,) if is_sweep and named and measure.by_token else ()),
+            *(_OF_KEPT_MODELS if any(m.training_epochs for m in models) else ()),
+            *((words["baselines"],) if is_sweep and named else ()),
+            *((words["other_tokens"],) if is_sweep and named and measure.by_token else ()),
         ),
     )
 
@@ -127,26 +120,7 @@ _CAUSAL: tuple[Column, ...] = (
     (Header("Perplexity", "public text, by token"), lambda m: measured(m.perplexity_public)),
 )
 _EXPOSURES = Header("Exposure", "mean, bits"), Header("Exposure", "largest, bits")
-_OF_BASELINES = (
-    "Baselines are trained without noise, and their publishable values are not charged. The "
-    "baseline “public text only” and checkpoints use a vocabulary from public text or from the "
-    "checkpoint (ε 0). Baselines named “training” use the vocabulary of the sweep, which costs "
-    "ε_V. A model that was trained without privacy has no finite ε, so its values are for the "
-    "operator only. Baselines with another vocabulary have other canaries."
-)
-_OF_OTHER_TOKENS = (
-    "Predictions are measured by token. Baselines with another vocabulary (“public text only”, "
-    "“without privacy”) have other tokens, so their values are not comparable with those on the "
-    "vocabulary of the sweep."
-)
-OF_ONE_TRAINING = (
-    "One training saved these models before its end. Its learning-rate schedule covers the whole "
-    "training, so a training that ended after as many epochs would give another model."
-)
-ONE_CHARGE = (
-    "One charge covers all these models: each of them, including the first, has the ε of all, "
-    "because a recipient of one model may also have the others."
-)
+_OF_KEPT_MODELS = (WORDS["notes"]["one_charge"], WORDS["notes"]["one_training"])
 
 
 def _settings_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
@@ -166,7 +140,7 @@ def _settings_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
 
 
 def _finetuning_column(axis: str) -> Column:
-    return Header(FINETUNING_TITLES[axis]), lambda point: _public(point.finetuning[axis])
+    return Header(WORDS["axes"][axis][0]), lambda point: _public(point.finetuning[axis])
 
 
 def _model_of(point: ModelRow) -> str:
@@ -224,11 +198,7 @@ def exposure_notes(shown: Sequence[Exposures]) -> tuple[str, ...]:
         return ()
     summary = summarise(shown[0].rows)
     ceiling = math.log2(shown[0].rows[0].candidates)
-    return (
-        f"The exposure of a model that remembers nothing is about 1 bit, and in 97.5% of cases "
-        f"below {summary.mean_null_high:.1f} (mean) and {summary.largest_null_high:.1f} (largest "
-        f"group). The exposure of a secret that is always ranked first is {ceiling:.1f}.",
-    )
+    return (WORDS["notes"]["exposure"].format(summary=summary, ceiling=ceiling),)
 
 
 def _spread_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
@@ -267,31 +237,14 @@ def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
     if not seen:
         return ()
     most = max(seen, key=lambda spread: spread.replicates)
-    measure = measure_of(points)
+    measure, words = measure_of(points), WORDS["notes"]
     if measure.by_token:
-        return (
-            f"{measure.axis}. It is measured on held-out text, and is the mean of up to "
-            f"{most.seeds} trainings with different seeds, with Student's interval over them. The "
-            "interval does not include the variation of the shared text, vocabulary and public "
-            "pre-training. The total ε covers all trainings of a row.",
-        )
-    source = "the score of one fine-tuning"
-    if most.replicates > 1:
-        replicates = f"seeds: {most.seeds}, folds: {most.folds}"
-        source = f"the mean of {most.replicates} fine-tunings ({replicates})"
+        return (words["spread_by_token"].format(measure=measure, most=most),)
+    source = words["mean_score" if most.replicates > 1 else "one_score"].format(most=most)
     drawn = " and seeds" if most.seeds > 1 else ""
-    notes = (
-        f"{measure.short} is {source}; its interval is a bootstrap over test "
-        f"documents{drawn}. The interval does not include the variation of the shared vocabulary "
-        "and public pre-training. The total ε covers all trainings of a row.",
-    )
-    return (*notes, _OF_THE_BEST) if any(p.best_three is not None for p in points) else notes
-
-
-_OF_THE_BEST = (
-    "Some papers report the mean of the three best seeds (Jagannatha et al. 2021). These seeds are "
-    "selected on the test part, so this mean is higher than the expected score of a training."
-)
+    note = words["spread"].format(measure=measure, source=source, drawn=drawn)
+    best = any(point.best_three is not None for point in points)
+    return (note, words["best_three"]) if best else (note,)
 
 
 def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
@@ -319,25 +272,11 @@ def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure
             for figure, cells in figures
             if any(cell.text != NOT_MEASURED for cell in cells)
         ]
-    return Table(
-        key="by_epoch",
-        caption="Usefulness and memory, by epoch",
-        headers=(
-            Header("Model", numeric=False),
-            Header("Figure", numeric=False),
-            *(header for header, _ in costs),
-            *(Header(f"Epoch {epoch:g}") for epoch in epochs),
-        ),
-        rows=tuple(table_rows),
-        notes=(ONE_CHARGE, OF_ONE_TRAINING) if rows else (),
-    )
+    headers = (*(header for header, _ in costs), *(Header(f"Epoch {e:g}") for e in epochs))
+    return Table.of("by_epoch", table_rows, headers, _OF_KEPT_MODELS if rows else ())
 
 
 # --- the rows of models in MLflow's list of runs
-
-_NOT_PRIVATE = (
-    "Trained on private text without privacy. Only the operator of the data may have this model."
-)
 
 
 def model_runs(
@@ -395,7 +334,7 @@ def _epsilon_in_words(row: ModelRow) -> str:
 def _statement_in_words(models: Mapping[str, Results], made_up: bool) -> str:
     """Return the privacy statement of the models of one row in words."""
     if any(operator_only(results["pretraining"].result.releases) for results in models.values()):
-        return _NOT_PRIVATE
+        return str(WORDS["notes"]["not_private"])
     releases = releases_of(
         model
         for results in models.values()

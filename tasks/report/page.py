@@ -14,15 +14,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tasks.report import audit_tables, figures, tables
 from tasks.report.figures import Drawing
 from tasks.report.first_screen import first_screen
-from tasks.report.model import QUANTITIES, Edition, ModelRow, Report, edition_of, measure_of
+from tasks.report.model import (
+    QUANTITIES,
+    TEMPLATES,
+    Edition,
+    ModelRow,
+    Report,
+    edition_of,
+    measure_of,
+)
 from tasks.report.models_table import by_epoch_table, models_table, results_table
 from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
 from tasks.report.tables import Header, Table
 from tasks.results import FIGURES_FILE
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _PAGES = Environment(
-    loader=FileSystemLoader(_TEMPLATES),
+    loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -59,7 +66,7 @@ def report_page(report: Report, edition: Edition) -> Page:
     shown = edition_of(report, edition)
     drawn: tuple[Drawing | None, ...]
     numbers = figures_of(shown)
-    training = tables.facts_table("training", "Training facts", shown.training)
+    training = tables.facts_table("training", shown.training)
     if shown.is_sweep:
         drawn = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
         content = {"points": results_table(shown), "training": training}
@@ -83,8 +90,8 @@ def report_page(report: Report, edition: Edition) -> Page:
             "loss_by_epoch": losses,
             "leakage_by_epoch": leakages,
             "training": training,
-            "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
-            "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
+            "vocabulary": tables.facts_table("vocabulary", shown.vocabulary),
+            "phrases": tables.facts_table("phrases", shown.phrases),
         }
     if not shown.is_sweep or any(model.f1_by_type for model in shown.models):
         content["entities"] = tables.entity_table(shown.models, shown.labels)
@@ -100,7 +107,7 @@ def report_page(report: Report, edition: Edition) -> Page:
         edition=edition.value,
         first=first_screen(shown),
         drawings=drawings,
-        style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
+        style=(TEMPLATES / "style.css").read_text(encoding="utf-8"),
         withheld_mark=tables.WITHHELD_MARK,
         statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
         chosen=None if private is None else private.name,
@@ -121,7 +128,7 @@ def report_page(report: Report, edition: Edition) -> Page:
 def comparison_page(table: Table, leakage: Drawing | None, edition: str) -> Page:
     """Return the page that compares several runs, with what one edition of their reports shows."""
     drawings = () if leakage is None else (leakage,)
-    style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
     page = _PAGES.get_template("comparison.html.j2")
     html = page.render(table=table, drawings=drawings, edition=edition, style=style)
     return Page(html, drawings, (table,), {})

@@ -17,6 +17,7 @@ from tasks.protocol.points import BASELINE_NAMES, Baseline
 from tasks.report.figures import (
     COLOURS,
     EPSILON_COLOUR,
+    FIGURES,
     SCORE_COLOUR,
     STYLES,
     Drawing,
@@ -28,8 +29,7 @@ from tasks.report.figures import (
     legend_below,
     twin,
 )
-from tasks.report.model import Measure, ModelRow, measure_of, number_of
-from tasks.report.models_table import FINETUNING_TITLES
+from tasks.report.model import WORDS, Measure, ModelRow, measure_of, number_of
 from tasks.report.tables import significant
 
 # The last three give strokes and gaps, in line widths.
@@ -99,24 +99,13 @@ Coordinates = tuple[float, ...]  # one value per element of `_AXES`; 0 if the sw
 
 
 # Settings on the x axes, with their titles, and the words in titles of other panels.
-_AXES = {
-    "noise_multiplier": ("Noise multiplier σ", "σ = {}"),
-    "batch_size": ("Batch size, expected units", "batch {}"),
-    "epochs": ("Epochs", "{} epochs"),
-    **{axis: (title, title.lower() + " {}") for axis, title in FINETUNING_TITLES.items()},
-}
+_AXES: dict[str, tuple[str, str]] = WORDS["axes"]
 _TITLES = tuple(_AXES.values())
 
 
 def _coordinates(point: ModelRow) -> Coordinates:
     settings = {axis: float(getattr(point, axis, 0.0)) for axis in _AXES}
     return tuple({**settings, **point.finetuning}.values())
-
-
-_ON_THE_WAY = (
-    " Points that differ in epochs alone are models that one training saved before its end, with "
-    "its learning-rate schedule. One charge covers all of them, so all have the same ε."
-)
 
 
 def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
@@ -159,21 +148,17 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         if index == shown[-1] and scored:
             right.set_ylabel(measure.axis, color=SCORE_COLOUR)
     legend_below(figure, most=3)
-    over = "seeds" if measure.by_token else "documents and seeds"
-    scores = (
-        f" (circles, left axes), and {measure.axis[:1].lower()}{measure.axis[1:]} (squares, "
-        f"right axes; bars and band: 95% intervals over {over})"
+    words = FIGURES["sweep"]
+    scores = words["scores"].format(
+        axis=f"{measure.axis[:1].lower()}{measure.axis[1:]}",
+        over="seeds" if measure.by_token else "documents and seeds",
     )
     return finish(
         figure,
         "sweep",
-        "Privacy and usefulness against each setting",
-        f"Total ε of each point with all its seeds{scores if scored else ''}, against "
-        "each setting. On strong lines the other settings have the middle values given above each "
-        "panel; pale lines have other values"
-        f"{'; level lines are the baselines' if baselines else ''}. After Hoory "
-        "et al. 2021, Fig. 1, which shows the ε of training alone."
-        f"{_ON_THE_WAY if on_the_way else ''}",
+        scores=scores if scored else "",
+        baselines=words["baselines"] if baselines else "",
+        on_the_way=words["on_the_way"] if on_the_way else "",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS
 from dp_core.audit.membership import Share
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.ledger import Entry
@@ -22,6 +21,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import epsilons
 from tasks.report.model import (
     ACCURACY,
+    WORDS,
     Fact,
     ModelRow,
     Value,
@@ -118,13 +118,6 @@ def power_of_ten(value: float, digits: int = 2) -> str:
     return power if short == "1" else f"{short}·{power}"
 
 
-CONTEXT_WORDS = {
-    ALONE: "shown alone",
-    EMBEDDED: "among random tokens",
-    IN_ROWS: "in training rows",
-}
-
-
 @dataclass(frozen=True)
 class Header:
     """The name and unit of a column; columns of numbers are aligned right."""
@@ -153,6 +146,28 @@ class Table:
     def __post_init__(self) -> None:
         if any(len(row) != len(self.headers) for row in self.rows):
             raise ValueError(f"table {self.key}: a row and the headers differ in length")
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        rows: Iterable[tuple[Cell, ...]],
+        more: Iterable[Header] = (),
+        notes: Iterable[str] = (),
+        **values: object,
+    ) -> Table:
+        """Return the table whose caption and first headers are in `words.toml`.
+
+        Args:
+            key: of the table in `words.toml`.
+            rows: the rows.
+            more: the headers after the first ones.
+            notes: the notes.
+            values: values in the caption.
+        """
+        words = WORDS["tables"][key]
+        headers = (*(Header(**header) for header in words["headers"]), *more)
+        return cls(key, words["caption"].format(**values), headers, tuple(rows), tuple(notes))
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as JSON values, with infinity as the string `inf`."""
@@ -280,16 +295,12 @@ def entity_table(models: Sequence[ModelRow], labels: Sequence[Fact] = ()) -> Tab
         values = [getattr(model, field) for model in models]
         if any(value is not None for value in values):
             rows.append((name(title), *unknown, *map(cell, values)))
-    return Table(
-        key="entities",
-        caption=measure.by_label,
-        headers=(
-            Header(measure.label, numeric=False),
-            *(Header("Labels", part) for part in parts),
-            *(Header(model.name, "%" if measure is ACCURACY else "F1, %") for model in models),
-        ),
-        rows=tuple(rows),
+    headers = (
+        Header(measure.label, numeric=False),
+        *(Header("Labels", part) for part in parts),
+        *(Header(model.name, "%" if measure is ACCURACY else "F1, %") for model in models),
     )
+    return Table.of("entities", rows, headers, by_label=measure.by_label)
 
 
 def ledger_table(entries: Sequence[Entry], dataset: str, unit: PrivacyUnit) -> Table:
@@ -311,29 +322,12 @@ def ledger_table(entries: Sequence[Entry], dataset: str, unit: PrivacyUnit) -> T
         )
 
     latest = [entry for entry in entries if entry.accounted][-LEDGER_LINES:]
-    return Table(
-        key="ledger",
-        caption=f"Releases of “{dataset}”, per {unit}",
-        headers=(
-            Header("Entry", numeric=False),
-            Header("Release", "mechanism", numeric=False),
-            Header("ε", "PLD, claimed"),
-            Header("ε", "RDP, for comparison"),
-            Header("δ"),
-            Header("State", numeric=False),
-        ),
-        rows=tuple(map(row, latest)),
-    )
+    return Table.of("ledger", map(row, latest), dataset=dataset, unit=unit)
 
 
-def facts_table(key: str, caption: str, facts: Sequence[Fact]) -> Table:
+def facts_table(key: str, facts: Sequence[Fact]) -> Table:
     """Return the facts, one per row."""
-    return Table(
-        key=key,
-        caption=caption,
-        headers=(Header("", numeric=False), Header("")),
-        rows=tuple((name(fact.name, fact.note), _fact_cell(fact)) for fact in facts),
-    )
+    return Table.of(key, ((name(fact.name, fact.note), _fact_cell(fact)) for fact in facts))
 
 
 def _fact_cell(fact: Fact) -> Cell:

@@ -1,7 +1,9 @@
 import itertools
+import json
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -294,17 +296,7 @@ def test_the_p_value_is_where_refuting_begins():
 
 
 # (m, r, v, δ, significance, binomial, Gaussian): jax_privacy 2.0.0, `_epsilon_one_run` and `_fdp`
-FROZEN = [
-    (100, 100, 60, 1e-5, 0.05, 0.05168, 0.07901),
-    (100, 100, 100, 1e-5, 0.001, 2.606867, 4.43962),
-    (1000, 100, 91, 1e-5, 0.05, 1.715576, 2.5988),
-    (1000, 100, 91, 1e-3, 0.05, 0.429107, 1.79722),
-    (1000, 1000, 600, 1e-5, 0.001, 0.199442, 0.29156),
-    (5000, 500, 433, 1e-5, 0.001, 0.888831, 1.66108),
-    (20000, 400, 368, 1e-5, 0.05, 2.096335, 2.6354),
-    (300, 7, 7, 1e-3, 0.05, 0.0, 0.48408),
-    (50, 50, 25, 1e-5, 0.05, 0.0, 0.0),
-]
+FROZEN = json.loads((Path(__file__).parent / "one_run_oracles.json").read_text())
 
 
 @pytest.mark.parametrize(("m", "r", "v", "delta", "significance", "binomial", "gaussian"), FROZEN)

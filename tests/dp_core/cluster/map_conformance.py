@@ -3,8 +3,6 @@
 Modules of these tests also import the fixtures `corpora` and `expected` from here.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

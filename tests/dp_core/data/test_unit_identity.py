@@ -245,17 +245,12 @@ def write_jsonl(notes: Sequence[Note], folder: Path) -> None:
     write_json_lines(folder / "notes.jsonl", rows)
 
 
-def write_noteevents(notes: Sequence[Note], folder: Path) -> None:
-    with (folder / "NOTEEVENTS.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["ROW_ID", "SUBJECT_ID", "TEXT"])
-        table.writerows((n.document, n.patient, n.text) for n in notes)
-
-
-def write_csv(notes: Sequence[Note], folder: Path) -> None:
-    with (folder / "ward.csv").open("w", newline="") as file:
-        table = csv.writer(file, delimiter=";")
-        table.writerow(["DocId", "PatNr", "Befund"])
+def write_table(
+    notes: Sequence[Note], folder: Path, name: str, header: Sequence[str], delimiter: str = ","
+) -> None:
+    with (folder / name).open("w", newline="") as file:
+        table = csv.writer(file, delimiter=delimiter)
+        table.writerow(header)
         table.writerows((n.document, n.patient, n.text) for n in notes)
 
 
@@ -269,32 +264,19 @@ def write_patients(notes: Sequence[Note], folder: Path, suffix: str = "") -> Non
     (folder / "patients.json").write_text(json.dumps(patients))
 
 
-def write_i2b2(notes: Sequence[Note], folder: Path) -> None:
+def write_sentences(notes: Sequence[Note], folder: Path, format: str) -> None:
     for note in notes:
-        (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
-        (folder / f"{note.document}.con").write_text("")
-    write_patients(notes, folder)
-
-
-def write_brat(notes: Sequence[Note], folder: Path) -> None:
-    for note in notes:
-        (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
-        (folder / f"{note.document}.ann").write_text("")
-    write_patients(notes, folder)
-
-
-def write_i2b2_2012(notes: Sequence[Note], folder: Path) -> None:
-    for note in notes:
-        text = "\n".join(note.pieces)
-        (folder / f"{note.document}.xml").write_text(f"<TEXT><![CDATA[{text}]]></TEXT>")
-    write_patients(notes, folder)
-
-
-def write_columns(notes: Sequence[Note], folder: Path) -> None:
-    for note in notes:
-        sentences = ("".join(f"{word}\tO\n" for word in p.split()) for p in note.pieces)
-        (folder / f"{note.document}.tsv").write_text("\n".join(sentences))
-    write_patients(notes, folder, ".tsv#0")
+        lines = "\n".join(note.pieces)
+        tagged = ("".join(f"{word}\tO\n" for word in p.split()) for p in note.pieces)
+        files = {
+            "i2b2": {".txt": lines, ".con": ""},
+            "brat": {".txt": lines, ".ann": ""},
+            "i2b2-2012": {".xml": f"<TEXT><![CDATA[{lines}]]></TEXT>"},
+            "columns": {".tsv": "\n".join(tagged)},
+        }
+        for suffix, content in files[format].items():
+            (folder / f"{note.document}{suffix}").write_text(content)
+    write_patients(notes, folder, ".tsv#0" if format == "columns" else "")
 
 
 def write_pubtator(notes: Sequence[Note], folder: Path) -> None:
@@ -324,19 +306,22 @@ def write_tsv_classes(notes: Sequence[Note], folder: Path) -> None:
 
 
 JSONL = Format("Jsonl", "corpus jsonl", write_jsonl, list)
-NOTEEVENTS = Format("Noteevents", "corpus noteevents", write_noteevents, list)
+NOTE_COLUMNS = {"name": "NOTEEVENTS.csv", "header": ("ROW_ID", "SUBJECT_ID", "TEXT")}
+WARD = {"name": "ward.csv", "header": ("DocId", "PatNr", "Befund"), "delimiter": ";"}
+NOTEEVENTS = Format("Noteevents", "corpus noteevents", partial(write_table, **NOTE_COLUMNS), list)
+SENTENCES = {"I2b2": "i2b2", "I2b2Of2012": "i2b2-2012", "Brat": "brat", "Columns": "columns"}
 NAMELESS = (PrivacyUnit.EXAMPLE, PrivacyUnit.DOCUMENT)
 FORMATS = (
     Format("Text", "corpus text", write_text, with_ids),
     JSONL,
     Format("JsonlWithoutPatients", "corpus jsonl", write_jsonl, without_ids, NAMELESS),
     NOTEEVENTS,
-    Format("Csv", "corpus csv", write_csv, list),
+    Format("Csv", "corpus csv", partial(write_table, **WARD), list),
     Format("Parquet", "corpus parquet", write_parquet, list),
-    Format("I2b2", "sentences i2b2", write_i2b2, with_ids),
-    Format("I2b2Of2012", "sentences i2b2-2012", write_i2b2_2012, with_ids),
-    Format("Brat", "sentences brat", write_brat, with_ids),
-    Format("Columns", "sentences columns", write_columns, with_ids),
+    *(
+        Format(name, f"sentences {kind}", partial(write_sentences, format=kind), with_ids)
+        for name, kind in SENTENCES.items()
+    ),
     Format("Pubtator", "sentences pubtator", write_pubtator, with_ids),
     Format("JsonlClasses", "classes jsonl", write_jsonl_classes, with_missing_ids),
     Format("TsvClasses", "classes tsv", write_tsv_classes, with_missing_ids),

@@ -1,6 +1,8 @@
 import contextlib
+import json
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,36 +21,16 @@ BERT = partial(BertConfig, **SIZES)
 DENSE = partial(FeedForwardConfig, vocab_size=30, hidden=8, window=4, max_positions=12)
 
 
+UNSUPPORTED = json.loads((Path(__file__).parent / "unsupported_configs.json").read_text())
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "what"),
     [
-        ("bert", {"hidden_act": "relu"}, "hidden_act"),
-        ("bert", {"is_decoder": True}, "is_decoder"),
+        *UNSUPPORTED,
         *(
             ("bert", {"model_type": kind}, f"{re.escape(repr(kind))}. {SUPPORTED}")
             for kind in ("roberta", "modernbert", "qwen2", 7, ["bert"])
-        ),
-        ("gpt2", {"activation_function": "relu"}, "activation_function"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
-        ("gpt2", {"n_embd": None}, "n_embd is missing"),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
-        ("llama", {"attention_bias": True}, "attention_bias"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type"),
-        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type"),
-        ("llama", {"rope_theta": "a", "rope_parameters": None}, "rope_theta"),
-        ("llama", {"head_dim": 7}, "odd width"),
-        ("llama", {"head_dim": "8"}, "head_width"),
-        ("llama", {"num_key_value_heads": 3}, "evenly"),
-        *(
-            ("llama", {"rope_parameters": LLAMA3 | changed}, what)
-            for changed, what in (
-                ({"low_freq_factor": None}, "low_freq_factor is None"),
-                ({"low_freq_factor": 4.0}, "low_freq_factor below"),
-                ({"factor": 0.5}, "at least 1"),
-                ({"factor": "8"}, "factor is '8'"),
-                ({"original_max_position_embeddings": 0}, "original_max_position"),
-                ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-            )
         ),
     ],
 )

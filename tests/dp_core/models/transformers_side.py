@@ -19,30 +19,9 @@ from transformers import AutoTokenizer, BertConfig, DistilBertConfig, GPT2Config
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 WORDS = len(PIECES)
 SIZES = {"vocab_size": WORDS, "initializer_range": 0.3}
-BERT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 12,
-}
-DISTILBERT = {
-    "dim": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "hidden_dim": 24,
-    "max_position_embeddings": 12,
-}
-GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 12}
+SHAPES = json.loads(Path(__file__).with_name("transformers_sizes.json").read_text())
+BERT, DISTILBERT, GPT2, LLAMA3 = (SHAPES[n] for n in ("bert", "distilbert", "gpt2", "llama3"))
 LLAMA = BERT | {"num_attention_heads": 4, "num_key_value_heads": 2}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 50.0,
-    "factor": 8.0,
-    "low_freq_factor": 0.5,
-    "high_freq_factor": 2.0,
-    "original_max_position_embeddings": 24,
-}
 LABELS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
 
 

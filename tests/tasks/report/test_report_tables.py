@@ -81,7 +81,7 @@ def test_every_measured_cell_has_a_label_and_a_value():
         audit_tables.membership_table(report.models),
         audit_tables.extraction_table(report.models),
         models_table.results_table(sweep_report()),
-        tables.facts_table("x", "x", report.training),
+        tables.facts_table("training", report.training),
     ):
         for row in table.rows:
             for header, cell in zip(table.headers, row, strict=True):

@@ -1,7 +1,5 @@
 """Conformance tests of the readers of all formats, which each reader's test class inherits."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json
@@ -51,7 +49,7 @@ def reader_of(format: str) -> Callable[..., Iterator[Any]]:
     return partial(registry.read_corpus, public=format == "text")
 
 
-def read(
+def read_format(
     format: str, path: Path, share: float = 1.0, **fields: Any
 ) -> tuple[list[Any], Quarantine]:
     quarantine = Quarantine(share)
@@ -116,9 +114,9 @@ class ReaderContract:
     @pytest.mark.parametrize("packing", PACKERS)
     def test_a_file_or_a_folder_plain_or_packed(self, tmp_path, packing):
         path = self.write(tmp_path / "source", "n", self.MANY, packing)
-        items, quarantine = read(self.FORMAT, path)
-        assert items == read(self.FORMAT, path.parent if path.is_file() else path)[0]
-        plain = read(self.FORMAT, self.write(tmp_path / "plain", "n", self.MANY))[0]
+        items, quarantine = read_format(self.FORMAT, path)
+        assert items == read_format(self.FORMAT, path.parent if path.is_file() else path)[0]
+        plain = read_format(self.FORMAT, self.write(tmp_path / "plain", "n", self.MANY))[0]
         assert items == plain
         assert (quarantine.taken, quarantine.rejected) == (len(items), 0)
         assert len(items) > 9
@@ -129,18 +127,18 @@ class ReaderContract:
             source.mkdir()
             for name, content in bad_item.files.items():
                 (source / name).write_bytes(content)
-            items, quarantine = read(self.FORMAT, source)
+            items, quarantine = read_format(self.FORMAT, source)
             assert len(items) == bad_item.kept
             assert quarantine.counts == {bad_item.reason: 1}
             assert quarantine.locations == {bad_item.reason: [bad_item.where]}
             with pytest.raises(BadInput, match=str(bad_item.reason)) as refusal:
-                read(self.FORMAT, source, share=0.05)
+                read_format(self.FORMAT, source, share=0.05)
             assert SECRET not in str(refusal.value) + json.dumps(quarantine.summary())
 
     @pytest.mark.parametrize("content", ["", "\n", "\n \n"], ids=range(3))
     def test_nothing_to_read_is_refused(self, tmp_path, content):
         with pytest.raises(BadInput, match=r"nothing to read|no text|a header lacks"):
-            read(self.FORMAT, self.write(tmp_path / "source", "n", content))
+            read_format(self.FORMAT, self.write(tmp_path / "source", "n", content))
 
     @pytest.mark.parametrize("packing", PACKERS)
     def test_corrupted_files_are_read_counted_or_refused(self, tmp_path, packing):
@@ -187,7 +185,7 @@ class ReaderContract:
         source = self.source(tmp_path)
         STRANGE[kind](source / f"{NAME}{self.SUFFIX}")
         with pytest.raises(BadInput, match="a link, a pipe or a device") as refusal:
-            read(self.FORMAT, source)
+            read_format(self.FORMAT, source)
         assert NAME not in str(refusal.value)
         listed = str(refusal.value).split("`")[-2]  # the command with which the operator finds it
         found = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True)
@@ -231,24 +229,24 @@ class ReaderContract:
         except OSError:
             pytest.skip("this file system holds UTF-8 names alone")
         with pytest.raises(BadInput, match="a name in it is not UTF-8") as refusal:
-            read(self.FORMAT, source)
+            read_format(self.FORMAT, source)
         assert "caf" not in str(refusal.value)
         str(refusal.value).encode()
 
     @pytest.mark.parametrize("name", ["missing", "x" * 300, "x/" * 3000, "a\0b"], ids=range(4))
     def test_a_missing_path_is_refused(self, tmp_path, name):
         with pytest.raises(BadInput, match="no such file or folder"):
-            read(self.FORMAT, tmp_path / name)
+            read_format(self.FORMAT, tmp_path / name)
 
     def test_a_folder_without_a_file_of_the_format_is_refused(self, tmp_path):
         with pytest.raises(BadInput, match=rf"the folder has no \{self.SUFFIX}"):
-            read(self.FORMAT, tmp_path)
+            read_format(self.FORMAT, tmp_path)
 
     def test_files_of_another_kind_are_listed(self, tmp_path):
         source = self.source(tmp_path)
         (source / "deep").mkdir()
         (source / "deep" / "note.text").write_text("a patient's, misnamed")
-        items, quarantine = read(self.FORMAT, source)
+        items, quarantine = read_format(self.FORMAT, source)
         assert len(items) == 1
         assert quarantine.summary()["locations_passed_over"] == ["deep/note.text"]
         assert (quarantine.rejected, quarantine.passed_over) == (0, 1)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reader_contract import SECRET, BadItem, ReaderContract
-from reader_contract import read as read_format
+from reader_contract import SECRET, BadItem, ReaderContract, read_format
 from seqeval import scheme as seqeval
 from seqeval.metrics.sequence_labeling import get_entities
 

@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 import gzip
 import lzma
 
-from reader_contract import SECRET, BadItem, ReaderContract, read
+from reader_contract import SECRET, BadItem, ReaderContract, read_format
 
 from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Reason
@@ -36,14 +34,14 @@ def test_files_are_documents_and_subfolders_patients(tmp_path):
     (tmp_path / "p1" / "b.TXT.gz").write_bytes(gzip.compress(b"b"))
     (tmp_path / "p1" / "x" / "c.txt.xz").write_bytes(lzma.compress(b"c"))
     (tmp_path / "p1" / "readme.md").write_text("not a note")
-    docs, q = read("text", tmp_path)
+    docs, q = read_format("text", tmp_path)
     assert docs == [
         Document("a.txt", "", "one\ntwo\nthree"),
         Document("p1/b.TXT", "p1", "b"),
         Document("p1/x/c.txt", "p1", "c"),
     ]
     assert q.rejected == 0
-    assert read("text", tmp_path / "a.txt")[0][0].document_id == "a.txt"
+    assert read_format("text", tmp_path / "a.txt")[0][0].document_id == "a.txt"
 
 
 def test_private_text_is_not_cut_at_titles(tmp_path):
@@ -56,8 +54,8 @@ def test_private_text_is_not_cut_at_titles(tmp_path):
 def test_public_wikitext_is_cut_at_its_titles(tmp_path):
     text = " \n = One = \n \n words \n = = Section = = \n more \n \n = Two words = \n end \n"
     (tmp_path / "w.txt").write_text(text)
-    one, two = read("text", tmp_path)[0]
+    one, two = read_format("text", tmp_path)[0]
     assert (one.document_id, two.document_id) == ("w.txt#1", "w.txt#2")
     assert "Section" in one.text and two.text.split() == ["=", "Two", "words", "=", "end"]
     (tmp_path / "w.txt").write_text(f"Seen today.\n{text}")  # the file begins with another line
-    assert [d.document_id for d in read("text", tmp_path)[0]] == ["w.txt"]
+    assert [d.document_id for d in read_format("text", tmp_path)[0]] == ["w.txt"]

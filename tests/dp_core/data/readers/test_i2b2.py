@@ -1,13 +1,11 @@
-from __future__ import annotations
-
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reader_contract import SECRET, BadItem, ReaderContract
-from reader_contract import read as read_format
+from reader_contract import SECRET, BadItem, ReaderContract, read_format
 
 from dp_core.data.labelled_text import Score, Sentence, TaskScores, joined, score
 from dp_core.data.readers.entity_formats import read_i2b2
@@ -61,15 +59,8 @@ def read(path: Path, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
     return read_format("i2b2", path, share)
 
 
-LAYOUTS = {  # files of texts and of concepts, and the names of the documents
-    "one folder": (["r1.txt"], ["r1.con"], ["r1"]),
-    "two hospitals": (
-        ["beth/txt/r1.txt", "partners/txt/r1.txt"],
-        ["beth/concept/r1.con", "partners/concept/r1.con"],
-        ["beth/r1", "partners/r1"],
-    ),
-    "2011": (["Beth/docs/r-3.txt"], ["Beth/concepts/r-3.txt.con"], ["Beth/r-3"]),
-}
+CASES = tomllib.loads((Path(__file__).parent / "i2b2_cases.toml").read_text())
+LAYOUTS = CASES["layouts"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -147,15 +138,7 @@ def test_concepts_that_share_a_line_make_one_sentence_of_all_their_lines(tmp_pat
 @pytest.mark.parametrize(
     ("bad", "kept"),
     [
-        ('c="secretword" 1:1 1:1||t="problem"', "Has left pain Ok"),  # different text
-        ('c="fever" 1:1 1:0||t="problem"', "Has left pain Ok"),  # ends before it begins
-        ('c="fever" 1:1 1:9||t="problem"', "Has left pain Ok"),  # beyond the line
-        ('c="fever" 1:0 1:0||t="problem"', "Has left pain Ok"),  # one token off
-        ('c="severe chest pain" 2:1 4:0||t="problem"', "No Ok"),  # different text, over lines
-        ('c="pain severe" 4:0 2:1||t="problem"', "No Ok"),  # ends before it begins, over lines
-        ('c="ok ." 5:0 999999999:1||t="problem"', "No Has left pain"),  # beyond the text
-        ('c="x" 9:0 9:0||t="problem"', "No Has left pain Ok"),
-        ('c="no" 0:0 1:0||t="problem"', "No Has left pain Ok"),  # there is no line 0
+        *CASES["wrong"]["concepts"],
         (f'c="no" 1:{"1" * 5000} 1:0||t="problem"', "No Has left pain Ok"),
         (f'c="no" {"1" * 5000}:1 1:0||t="problem"', "No Has left pain Ok"),
     ],

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reader_contract import SECRET, BadItem, ReaderContract
-from reader_contract import read as read_format
+from reader_contract import SECRET, BadItem, ReaderContract, read_format
 
 from dp_core.data.labelled_text import Sentence, entities, sentence_spans, token_spans
 from dp_core.data.readers.quarantine import Quarantine, Reason

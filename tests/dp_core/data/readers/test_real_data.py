@@ -1,3 +1,4 @@
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -52,23 +53,11 @@ def read(kind: str, name: str) -> tuple[int, int, Counter[str], Quarantine]:
     return len(sentences), sum(len(s.tokens) for s in sentences), found, q
 
 
-I2B2 = "i2b2_2010_format/bc5cdr_derived"
+# Kind and file, with the numbers of sentences, tokens, and entities by type.
+PUBLISHED = json.loads((Path(__file__).parent / "published_entities.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("kind", "file", "sentences", "tokens", "found"),
-    [
-        ("columns", "ner_bc5cdr/train.tsv", 4560, 118_170, {"Chemical": 5203, "Disease": 4182}),
-        ("columns", "ner_bc5cdr/dev.tsv", 4581, 117_453, {"Chemical": 5347, "Disease": 4246}),
-        ("columns", "ner_bc5cdr/test.tsv", 4797, 124_750, {"Chemical": 5385, "Disease": 4424}),
-        ("columns", "ner_ncbi_disease/train.tsv", 5424, 135_701, {"Disease": 5134}),
-        ("columns", "ner_ncbi_disease/dev.tsv", 923, 23_969, {"Disease": 787}),
-        ("columns", "ner_ncbi_disease/test.tsv", 940, 24_497, {"Disease": 960}),
-        ("i2b2", f"{I2B2}/train", 4541, 116_721, {"treatment": 5203, "problem": 4182}),
-        ("i2b2", f"{I2B2}/dev", 4544, 115_656, {"treatment": 5347, "problem": 4244}),
-        ("i2b2", f"{I2B2}/test", 4761, 122_473, {"treatment": 5385, "problem": 4424}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "file", "sentences", "tokens", "found"), PUBLISHED)
 def test_sentences_and_entities(kind, file, sentences, tokens, found):
     n, t, by_type, q = read(kind, file)
     assert (n, t, by_type) == (sentences, tokens, found)

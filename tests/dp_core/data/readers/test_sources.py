@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import io
 import itertools
@@ -13,8 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reader_contract import STRANGE
-from reader_contract import read as read_format
+from reader_contract import STRANGE, read_format
 
 from dp_core.data.readers import sources as packed
 from dp_core.data.readers.quarantine import Quarantine, Reason

@@ -1,8 +1,7 @@
 from pathlib import Path
 
 import pytest
-from reader_contract import SECRET, BadItem, ReaderContract
-from reader_contract import read as read_format
+from reader_contract import SECRET, BadItem, ReaderContract, read_format
 
 from dp_core.data.labelled_text import Sentence, all_entities
 from dp_core.data.readers.quarantine import Quarantine, Reason

@@ -13,6 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import SeedStore
 
 SERVER_VARIABLE = "CONFIDE_TEST_POSTGRES"
 
@@ -84,3 +85,8 @@ def ledger(url: str) -> Ledger:
     opened = Ledger.open(url)
     opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return opened
+
+
+@pytest.fixture
+def seeds(tmp_path: Path) -> SeedStore:
+    return SeedStore(tmp_path / "seeds")

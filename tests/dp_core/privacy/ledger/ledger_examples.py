@@ -2,6 +2,7 @@ import functools
 import os
 import signal
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,21 +95,11 @@ def release_once(url: str, seeds: Path, content: bytes, gate: Gate) -> tuple[str
     return seed.salted_hash(), content
 
 
-P, R, S, W = State.PLANNED, State.RESERVED, State.SETTLED, State.WITHDRAWN
-KILL_POINTS: dict[str, list[State]] = {  # with the states of the entries after the kill
-    "before the plan commits": [],
-    "after the plan": [P, P],
-    "before the withdrawal commits": [P, P],
-    "after the withdrawal": [W, W],
-    "before the reservation commits": [W, W],
-    "after the reservation": [R, P],
-    "before the seed has its name": [R, P],
-    "after the seed has its name": [R, P],
-    "before the binding commits": [R, P],
-    "after the binding": [R, P],
-    "after the release": [R, P],
-    "before the settlement commits": [R, P],
-    "after the settlement": [S, P],
+KILL_POINTS = {  # with the states of the entries after the kill
+    point: [State(state) for state in states]
+    for point, states in tomllib.loads(
+        Path(__file__).with_name("kill_points.toml").read_text()
+    ).items()
 }
 
 

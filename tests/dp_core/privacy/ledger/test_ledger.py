@@ -16,12 +16,11 @@ from dp_core.privacy.mechanisms import (
     Unaccounted,
     compose,
 )
-from dp_core.privacy.seed_store import PrivacySeed, SeedStore
+from dp_core.privacy.seed_store import PrivacySeed
 
 
 def spent(ledger: Ledger, dataset: str = "notes") -> float:
-    charge = ledger.remaining(dataset).spent
-    return charge.rho
+    return ledger.remaining(dataset).spent.rho
 
 
 def test_registering_again_is_no_change_and_another_budget_is_refused(ledger):
@@ -242,8 +241,7 @@ def test_plan_in_a_budget_of_infinite_order_is_composed_by_pld(ledger):
     assert together < apart
 
 
-def test_a_seed_belongs_to_its_entry_and_use(ledger, tmp_path):
-    seeds = SeedStore(tmp_path / "seeds")
+def test_a_seed_belongs_to_its_entry_and_use(ledger, seeds):
     entry = ledger.reserve(reservation())
     seed = ledger.seed(entry, seeds, b"manifest")
     bound = ledger.entry(entry.id)
@@ -261,8 +259,7 @@ def test_a_seed_belongs_to_its_entry_and_use(ledger, tmp_path):
     assert ledger.seed(other, seeds, b"manifest").derive("x") != seed.derive("x")
 
 
-def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger, tmp_path):
-    seeds = SeedStore(tmp_path / "seeds")
+def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger, seeds, tmp_path):
     unbound = ledger.reserve(reservation())
     ledger.seed(unbound, seeds, b"manifest")
     (tmp_path / "seeds" / f"{unbound.seed_key}.json").unlink()
@@ -273,9 +270,9 @@ def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger, tmp_path):
         ledger.seed(unbound, seeds, b"manifest")
 
 
-def test_the_ledger_holds_no_secret(ledger, tmp_path, url):
+def test_the_ledger_holds_no_secret(ledger, seeds, tmp_path, url):
     entry = ledger.reserve(reservation())
-    ledger.seed(entry, SeedStore(tmp_path / "seeds"), b"manifest of private content")
+    ledger.seed(entry, seeds, b"manifest of private content")
     ledger.settle(entry.id, b"released")
     secret = json.loads((tmp_path / "seeds" / f"{entry.seed_key}.json").read_text())["secret"]
     with create_engine(url).connect() as db:
@@ -307,8 +304,7 @@ def test_a_private_release_cannot_be_settled_without_a_seed(ledger):
         ledger.entry("unknown")
 
 
-def test_only_a_release_with_a_guarantee_has_a_digest(ledger, tmp_path):
-    seeds = SeedStore(tmp_path / "seeds")
+def test_only_a_release_with_a_guarantee_has_a_digest(ledger, seeds):
     entry = ledger.reserve(reservation())
     ledger.seed(entry, seeds, b"manifest")
     with pytest.raises(BadInput, match="has a digest"):
