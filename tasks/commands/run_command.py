@@ -103,7 +103,7 @@ def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the JSON schema and the value of each setting, in the order of the form's sections."""
     values = settings.model_dump(mode="json")
     fields = type(settings).form_schema()
-    return {name: field | {"value": values[name]} for name, field in fields.items()}
+    return {n: field | {"value": values.get(n, field["default"])} for n, field in fields.items()}
 
 
 def _show(described: dict[str, dict[str, Any]]) -> None:

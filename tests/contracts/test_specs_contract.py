@@ -35,6 +35,12 @@ WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40
 )  # with every optional step switched on
 STEPS = job_steps(WHOLE)
+CHANGED, REFUSED = (
+    tomllib.loads(Path(__file__).with_name(f"{name}_settings.toml").read_text())
+    for name in ("changed", "refused")
+)
+BASES = REFUSED["bases"]
+PRIVATE_LABELS, PRIVATE_PAIRS, NOTES = (BASES[name] for name in ("labels", "pairs", "notes"))
 
 
 def _uris(spec: StepSpec) -> list[str]:
@@ -79,7 +85,7 @@ def test_every_setting_is_declared_by_one_configuration_model():
         assert not stated & set(inspect.get_annotations(model)), model
     form = SweepSettings.model_json_schema()["properties"]
     assert stated <= set(form)
-    settings = SweepSettings(selection="random-count")
+    settings = SweepSettings(selection="random-count", adam_epsilon=1e-6, dropout=0.1)
     specs = [*STEPS.values(), *point_steps(settings, settings.points()[0]).values()]
     assert stated <= {name for spec in specs for name in _names(spec.model_dump())}
 
@@ -117,28 +123,11 @@ def test_further_private_trainings_count_for_delta():
         plans_of(budget_of_run(three).charged)
 
 
-# These settings change together with a format, or do not affect the made-up data of the default
-# job.
-ELSEWHERE = {
-    "private_path", "private_dataset", "public_path", "entities_train", "entities_test",
-    "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
-    "clip_quantile",  # with adaptive clipping only
-    "checkpoint_every", "time_box_minutes",  # no weight depends on them
-    "target_delta",  # with a target ε only
-    # with private fine-tuning only
-    "finetune_privacy", "entities_declared_units", "class_names", "finetune_noise_multiplier",
-    "finetune_clip_norm", "finetune_delta", "finetune_rows_per_unit",
-}  # fmt: skip
-
-
-CHANGED = tomllib.loads(Path(__file__).with_name("changed_settings.toml").read_text())
-
-
-@pytest.mark.parametrize("field", sorted(set(JobSettings.model_fields) - ELSEWHERE))
+@pytest.mark.parametrize("field", sorted(set(JobSettings.model_fields) - set(CHANGED["elsewhere"])))
 def test_every_setting_changes_the_hash_of_a_step(field):
     """A setting that changed no hash would return the results of another setting."""
-    changed: dict[str, dict[str, Any]] = CHANGED | {
-        "target_epsilon": CHANGED["target_epsilon"] | {"noise_multiplier": None}
+    changed: dict[str, dict[str, Any]] = CHANGED["alone"] | {
+        "target_epsilon": CHANGED["alone"]["target_epsilon"] | {"noise_multiplier": None}
     }
     default = WHOLE
     value = getattr(default, field)
@@ -152,41 +141,9 @@ def test_every_setting_changes_the_hash_of_a_step(field):
     assert before != after
 
 
-PRIVATE_LABELS: dict[str, Any] = {
-    "entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y",
-    "finetune_privacy": "dp", "entities_declared_units": 100, "entity_types": "problem,drug",
-}  # fmt: skip
-
-
-PRIVATE_PAIRS: dict[str, Any] = {
-    **PRIVATE_LABELS, "head": "pairs", "entities_format": "jsonl", "class_names": "no,yes",
-}  # fmt: skip
-
-
-NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "notes"}
-
-
-@pytest.mark.parametrize(
-    ("together", "changed"),
-    [
-        ({"clipping": "adaptive"}, {"clip_quantile": 0.7}),
-        ({"sampling": "truncated-poisson", "batch_cap": 300}, {"batch_cap": 400}),
-        (PRIVATE_LABELS, {"entities_declared_units": 200}),
-        (PRIVATE_LABELS, {"entity_types": "a,b,c"}),
-        (PRIVATE_PAIRS, {"class_names": "yes,no,perhaps"}),
-        (PRIVATE_PAIRS, {"head": "classes"}),
-        (PRIVATE_LABELS, {"finetune_noise_multiplier": 2.0}),
-        (PRIVATE_LABELS, {"finetune_clip_norm": 2.0}),
-        (PRIVATE_LABELS, {"finetune_delta": 1e-5}),
-        (PRIVATE_LABELS, {"finetune_rows_per_unit": 2}),
-        (PRIVATE_LABELS, {"finetune_privacy": "none"}),
-        (
-            {**PRIVATE_LABELS, "entities_unit": "patient", "entities_patients": "/p.csv"},
-            {"entities_patients": "/q.csv"},
-        ),
-    ],
-)
-def test_dependent_settings_change_the_hash_of_the_training(together, changed):
+@pytest.mark.parametrize("case", CHANGED["dependent"])
+def test_dependent_settings_change_the_hash_of_the_training(case):
+    together, changed = BASES.get(case.get("of"), {}) | case.get("with", {}), case["change"]
     first, second = (
         job_steps(JobSettings.model_validate(settings))
         for settings in (together, {**together, **changed})
@@ -247,9 +204,6 @@ def test_checkpoint_settings_change_no_hash():
             assert spec.digest() == STEPS[name].digest()
 
 
-REFUSED = tomllib.loads(Path(__file__).with_name("refused_settings.toml").read_text())
-
-
 @pytest.mark.parametrize(
     ("kind", "case"),
     [(kind, case) for kind in ("job", "sweep") for case in REFUSED[kind]],
@@ -257,7 +211,7 @@ REFUSED = tomllib.loads(Path(__file__).with_name("refused_settings.toml").read_t
 def test_contradictory_settings_are_refused_with_the_reason(kind, case):
     settings: dict[str, Any] = {}
     for name in case.get("of", ()):
-        settings |= REFUSED["bases"][name]
+        settings |= BASES[name]
     with pytest.raises(ValidationError) as refused:
         {"job": JobSettings, "sweep": SweepSettings}[kind].model_validate(
             settings | case.get("set", {})

@@ -2,12 +2,21 @@
 
 import json
 import sys
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks import cli
+
+REFUSED = tomllib.loads(Path(__file__).with_name("refused_commands.toml").read_text())
+
+
+def refused_commands(kind: str) -> list[tuple[str, str]]:
+    """Return each refused command line of a kind, and the reason in its error."""
+    return [(case["command"], case["reason"]) for case in REFUSED[kind]]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import set_options
+from command_line import refused_commands, set_options
 from release_examples import bench_of
 from spec_examples import run
 
@@ -209,26 +209,14 @@ def test_text_output_contains_options_to_copy(confide, advice_on_small, monkeypa
         assert part in output
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--epsilon", "0"], "is not in the range"),
-        (["--epsilon", "nan"], "nan is not a number"),
-        (["--epsilon", "3", "--delta", "0.0025"], "δ = 0.0025 in total is not between 0 and 1/400"),
-        (["--delta", "0"], "is not between 0 and"),
-        (["--delta", "nan"], "is not between 0 and"),
-        (["--epsilon", "0.001"], "too small"),
-        (["--set", "batch_size=401"], "batch_size is above declared_units"),
-        (["--write", "/nowhere/at/all.json"], "cannot be written"),
-    ],
-)
+@pytest.mark.parametrize(("command", "reason"), refused_commands("advice"))
 def test_invalid_budget_or_settings_are_refused_in_one_line(
-    words, reason, confide, advice_on_small, monkeypatch
+    command, reason, confide, advice_on_small, monkeypatch
 ):
-    if "--write" in words:
+    if "--write" in command:
         monkeypatch.setattr(training_advice, "advised", lambda settings, budget: advice_on_small)
     small = set_options(declared_units=400, batch_size=64, words_per_unit=16)
-    assert reason in confide.refused("advise", *small, *words)
+    assert reason in confide.refused("advise", *small, *command.split())
 
 
 def test_noise_above_the_maximum_of_the_setting_is_refused(monkeypatch):

@@ -3,6 +3,7 @@ import errno
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -10,7 +11,7 @@ import tomllib
 
 import pytest
 from child_processes import completed
-from command_line import set_options
+from command_line import refused_commands, set_options
 
 from dp_core.errors import OUT_OF_MEMORY, fault_line
 from dp_core.privacy.accounting.accountants import gaussian_epsilon
@@ -229,38 +230,9 @@ def test_epsilon_of_samplings_and_schedules_matches_reference_values(confide, wo
     assert group["delta"] == pytest.approx(1e-6 * (1 + odds + odds**2))
 
 
-EPSILON = ["epsilon", "--sampling-rate=.1", "--noise-multiplier=1", "--steps=1", "--delta=.1"]
-REGISTER = ["ledger", "register", "--unit=patient"]
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["run", "--set", "epochs=-1"], "epochs"),
-        (["run", "--set", "epochs=-1"], "Nothing was spent."),
-        (
-            ["run", "--set", "xyzzy=1"],
-            "unknown setting. Names: confide run --show-settings. Nothing was",
-        ),
-        (["run", "--set", "noise_multiplyer=1"], "setting. Did you mean noise_multiplier? Names"),
-        (["run", "--set", "epsilon=3"], "unknown setting. target_epsilon is the ε of a run"),
-        (["run", "--set", "selection=random-count"], "selection: belongs to dp_sweep"),
-        (["run", "dp_sweep", "--set", "foo=1"], "Names: confide run dp_sweep --show-settings"),
-        (["run", "--set", "epochs"], "not key=value"),
-        (["ledger", "history", "nobody"], "nobody"),
-        (["report"], "no report yet"),
-        (["nonsense"], "nonsense"),
-        (["epsilon", "--steps", "1"], "Missing option"),
-        ([*EPSILON, "--phase", ".1", "2"], "either a rate and steps, or phases"),
-        ([*EPSILON, "--units=-5"], "'--units': -5 is not in the range"),
-        ([*REGISTER, "--epsilon=1", "--delta=.5", "notes"], "δ = 0.5 is not from"),
-        ([*REGISTER, "--epsilon=1", "--delta=1e-5", "bad name"], "letters, digits, dots"),
-        ([*REGISTER, "--epsilon=1", "--delta=1e-5", "nn/../x"], "letters, digits, dots"),
-        ([*REGISTER, "--epsilon=1", "--delta=1e-5", "n" * 65], "64 at most"),
-    ],
-)
-def test_error_is_one_line_with_exit_code_2(confide, words, reason):
-    assert reason in confide.refused(*words)
+@pytest.mark.parametrize(("command", "reason"), refused_commands("errors"))
+def test_error_is_one_line_with_exit_code_2(confide, command, reason):
+    assert reason in confide.refused(*shlex.split(command))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import math
 import shutil
 import sys
@@ -15,7 +16,6 @@ from step_outputs import POSITIONS, publish, rows_in, vocabulary_in
 
 from dp_core.config.data import CanaryConfig
 from dp_core.config.privacy import SelectionConfig
-from dp_core.config.release import ReleaseRecord
 from dp_core.data.labelled_text import Sentence
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
@@ -31,7 +31,6 @@ from dp_core.privacy.mechanisms import (
 from tasks.execution import contract
 from tasks.protocol.specs import (
     CanariesSpec,
-    ChargedPrivacyConfig,
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
@@ -48,7 +47,7 @@ from tasks.storage.store import RESULT, Store
 
 CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="attack")
 OTHER = "other-hospital"
-
+EXAMPLES = json.loads(Path(__file__).with_name("provenance_examples.json").read_text())
 
 P = PrivacyUnit.PATIENT
 HISTOGRAM = ThresholdedHistogram(16, 60.0, 380, unit=P)
@@ -112,72 +111,24 @@ def publish_all(untracked: Deployment) -> Published:
     (outputs / "canaries").mkdir()
     (outputs / "canaries" / "canaries.json").write_text("[]")
 
-    units = {
-        "unit": "patient", "example_words": 0, "declared_units": 40, "max_examples_per_unit": 1,
-    }  # fmt: skip
-    cut = {"vocabulary_digest": "v", "canaries_digest": "c", "digest": keyed}
-    private = {"role": "private", "dataset": "notes", **units, **cut}
-    shape = {"kind": "bert", "layers": 1, "hidden": 64}
-    model_facts = {"shape": shape, "vocabulary_digest": "v"}
-    words = {
-        "vocabulary_size": size, "dataset": "notes", "unit": "patient", "example_words": 0,
-        "digest": "v",
-    }  # fmt: skip
-    corpus = {"role": "private", "dataset": "notes", "all_name_a_patient": True, "digest": "x"}
-    labelled = {
-        "head": "entities", "public": False, "dataset": "labels", "unit": "patient",
-        "all_name_a_patient": False,
-        "digest": "x",
-    }  # fmt: skip
-    cards = outputs / "canaries"
-    held: dict[str, tuple[str, Path, dict[str, Any], list[ReleaseRecord]]] = {
-        "words": ("vocabulary", wordpiece_folder, words, [WORDS]),
-        "words of documents": (
-            "vocabulary", wordpiece_folder, words | {"unit": "document"}, [WORDS]
-        ),
-        "words elsewhere": (
-            "vocabulary", wordpiece_folder, words | {"dataset": OTHER}, [WORDS_ELSEWHERE]
-        ),
-        "other words": ("vocabulary", wordpiece_folder, words | {"digest": "w"}, [WORDS]),
-        "corpus": ("corpus", rows, corpus, []),
-        "nameless": ("corpus", rows, corpus | {"all_name_a_patient": False}, []),
-        "public corpus": ("corpus", rows, {"role": "public", "dataset": "public"}, []),
-        "private": ("token_store", rows, private, [WORDS]),
-        "private elsewhere": ("token_store", rows, private | {"dataset": OTHER}, [WORDS]),
-        "private documents": ("token_store", rows, private | {"unit": "document"}, [WORDS]),
-        "private many": ("token_store", rows, private | {"declared_units": 50}, [WORDS]),
-        "private otherwise cut": (
-            "token_store", rows, private | {"vocabulary_digest": "w"}, [WORDS]
-        ),
-        "unplanted": ("token_store", rows, private | {"canaries_digest": ""}, [WORDS]),
-        "public": (
-            "token_store", rows, {"role": "public", "dataset": "public", **units, **cut}, [WORDS]
-        ),
-        "model": ("pretrain", model, model_facts, [WORDS, TRAINED]),
-        "public model": ("pretrain", model, model_facts, [WORDS]),
-        "model elsewhere": ("pretrain", model, model_facts, [WORDS_ELSEWHERE]),
-        "operator model": ("pretrain", model, model_facts, [WORDS, USED]),
-        "of operator model": ("finetune", model, model_facts, [WORDS, USED]),
-        "otherwise worded": ("pretrain", model, model_facts | {"vocabulary_digest": "w"}, [WORDS]),
-        "labels": ("entities", labels, labelled, []),
-        "labels by document": ("entities", labels, labelled | {"unit": "document"}, []),
-        "canaries": ("canaries", cards, {"vocabulary_digest": "v", "digest": "c"}, []),
-        "other canaries": ("canaries", cards, {"vocabulary_digest": "w", "digest": "d"}, []),
-    }  # fmt: skip
-    unused = {"unused": ""}  # no input at all
-    uris = unused | {
-        name: publish(
-            store, f"{untracked.store}/{step}/{hashlib.sha256(name.encode()).hexdigest()}",
-            folder, releases=releases, **facts,
-        )
-        for name, (step, folder, facts, releases) in held.items()
-    }  # fmt: skip
+    measured = {"words": {"vocabulary_size": size}, "private": {"digest": keyed}}
+    charged = {release.ledger_id: release for release in HELD}
+    uris = {"unused": ""}  # no input at all
+    for name, (step, folder, kind, changes, releases) in EXAMPLES["outputs"].items():
+        uri = f"{untracked.store}/{step}/{hashlib.sha256(name.encode()).hexdigest()}"
+        facts = EXAMPLES["facts"][kind] | measured.get(kind, {}) | changes
+        held = [charged[name] for name in releases]
+        uris[name] = publish(store, uri, outputs / folder, releases=held, **facts)
     return Published(untracked, uris)
 
 
 def spec_from(published: Published, kind: type[Spec], fields: dict[str, Any]) -> Spec:
-    """Return a spec whose inputs are given by the names of published outputs."""
+    """Return a spec whose inputs are named published outputs, and whose plan changes `PLAN`."""
     named = {n: published.uris.get(v, v) if n.endswith("_uri") else v for n, v in fields.items()}
+    if changes := named.get("plan"):
+        named["plan"] = PLAN.model_copy(update=changes)
+    if (model := named.get("public_model")) in published.uris:
+        named["public_model"] = str(published.copy(model))
     return spec_of(kind, **named)
 
 
@@ -199,7 +150,7 @@ def selection(published: Published, *candidates: dict[str, Any]) -> SelectSpec:
 
 
 def finetuning(published: Published, **changes: Any) -> FinetuneSpec:
-    fields = {"model_uri": "model", "entities_uri": "labels", "plan": planned(dataset="labels")}
+    fields = {"model_uri": "model", "entities_uri": "labels", "plan": {"dataset": "labels"}}
     return spec_from(published, FinetuneSpec, fields | {"entity_types": ("problem",)} | changes)
 
 
@@ -220,115 +171,20 @@ def cutting(published: Published, **changes: Any) -> TokenStoreSpec:
     return spec_from(published, TokenStoreSpec, fields | changes)
 
 
-def planned(**changes: Any) -> ChargedPrivacyConfig:
-    return PLAN.model_copy(update=changes)
-
-
-ATTACKS: dict[str, tuple[Callable[[Published], StepSpec], str]] = {
-    # an initial model that is for the operator only, or a descendant of one
-    "DP from an operator's model": (
-        lambda h: pretraining(h, init_uri="operator model"), "without privacy"),
-    "public from an operator's model": (
-        lambda h: pretraining(h, mode="public", plan=None, store_uri="public",
-                              init_uri="operator model"), "without privacy"),
-    "selection from an operator's model": (
-        lambda h: selection(h, {"init_uri": "operator model"}), "without privacy"),
-    "private fine-tuning of an operator's model": (
-        lambda h: finetuning(h, model_uri="operator model", entities_uri="labels by document",
-                             plan=planned(dataset="labels", unit="document")), "without privacy"),
-    "private fine-tuning of what descends from one": (
-        lambda h: finetuning(h, model_uri="of operator model", entities_uri="labels by document",
-                             plan=planned(dataset="labels", unit="document")), "without privacy"),
-    "an operator's model as a public model": (
-        lambda h: pretraining(h, mode="public", plan=None, store_uri="public", init_uri="",
-                              public_model=str(h.copy("operator model"))), "public_model"),
-    "pre-training from a fine-tuned model": (
-        lambda h: pretraining(h, init_uri="of operator model"), "init_uri"),
-    # the charged data set differs from the data set that is read
-    "another data set": (lambda h: pretraining(h, plan=planned(dataset=OTHER)), "dataset"),
-    "another data set's rows": (lambda h: pretraining(h, store_uri="private elsewhere"), "dataset"),
-    "another unit": (
-        lambda h: pretraining(h, plan=planned(unit="document")), "unit of the token_store"),
-    "another unit's rows": (
-        lambda h: pretraining(h, store_uri="private documents"), "unit of the token_store"),
-    "another bound": (lambda h: pretraining(h, plan=planned(declared_units=400)), "declared_units"),
-    "another bound's rows": (lambda h: pretraining(h, store_uri="private many"), "declared_units"),
-    "selection, another data set": (
-        lambda h: selection(h, {"plan": planned(dataset=OTHER)}), "dataset"),
-    "selection, another unit": (
-        lambda h: selection(h, {"plan": planned(unit="document")}), "unit"),
-    "selection, another bound": (
-        lambda h: selection(h, {"plan": planned(declared_units=400)}), "declared_units"),
-    "selection, the second candidate's bound": (
-        lambda h: selection(h, {}, {"plan": planned(declared_units=400)}), "several"),
-    "fine-tuning, another data set": (
-        lambda h: finetuning(h, plan=planned(dataset="notes")), "dataset"),
-    "fine-tuning, another unit": (
-        lambda h: finetuning(h, plan=planned(dataset="labels", unit="document")), "unit"),
-    "fine-tuning by patient without patients": (lambda h: finetuning(h), "entities_patients"),
-    "vocabulary, another data set": (lambda h: wording(h, dataset=OTHER), "dataset"),
-    "vocabulary by patient without patients": (
-        lambda h: wording(h, corpus_uri="nameless"), "patient id"),
-    # every input must have the expected role
-    "public rows as private": (lambda h: pretraining(h, store_uri="public"), "must be private"),
-    "private rows as public": (
-        lambda h: pretraining(h, mode="public", plan=None), "must be public"),
-    "accuracy on private rows as public": (
-        lambda h: pretraining(h, public_store_uri="private"), "must be public"),
-    "choice by private rows": (
-        lambda h: selection(h, {"public_store_uri": "private"}), "must be public"),
-    "public rows as private to measure": (
-        lambda h: pretraining(h, private_store_uri="public"), "must be private"),
-    "labels as rows": (lambda h: pretraining(h, store_uri="labels"), "step entities"),
-    "rows as a model": (lambda h: pretraining(h, init_uri="private"), "step token_store"),
-    "canaries as a vocabulary": (lambda h: pretraining(h, vocabulary_uri="canaries"), "canaries"),
-    "rows as labels": (lambda h: finetuning(h, entities_uri="private"), "step token_store"),
-    "a public corpus as private": (lambda h: wording(h, corpus_uri="public corpus"), "private"),
-    "a private corpus as public words": (
-        lambda h: wording(h, vocabulary_source="public+private", public_corpus_uri="corpus"),
-        "must be public"),
-    "a private corpus as a public vocabulary": (
-        lambda h: wording(h, vocabulary_source="public", corpus_uri="unused",
-                          public_corpus_uri="corpus"), "must be public"),
-    "private words as a checkpoint's tokens": (
-        lambda h: wording(h, vocabulary_source="checkpoint", corpus_uri="unused",
-                          checkpoint_uri="words"), "step vocabulary"),
-    "exact counts by patient without patients": (
-        lambda h: wording(h, vocabulary_source="nonprivate", corpus_uri="nameless"),
-        "patient id"),
-    "a private corpus as public": (
-        lambda h: cutting(h, units=None, canaries_uri=""), "must be public"),
-    # all inputs must have one vocabulary
-    "rows of another vocabulary": (
-        lambda h: pretraining(h, store_uri="private otherwise cut"), "another vocabulary"),
-    "a vocabulary of other rows": (
-        lambda h: pretraining(h, vocabulary_uri="other words"), "another vocabulary"),
-    "a model of another vocabulary": (
-        lambda h: pretraining(h, init_uri="otherwise worded"), "another vocabulary"),
-    "canaries of another vocabulary": (
-        lambda h: cutting(h, canaries_uri="other canaries"), "another vocabulary"),
-    "a vocabulary of another unit": (
-        lambda h: cutting(h, vocabulary_uri="words of documents"), "unit"),
-    "exposure to canaries of another vocabulary": (
-        lambda h: exposing(h, canaries_uri="other canaries"), "another vocabulary"),
-    "exposure by the bound of unrelated rows": (
-        lambda h: exposing(h, private_store_uri="unplanted"), "not those planted"),
-    "exposure by public rows": (
-        lambda h: exposing(h, private_store_uri="public"), "must be private"),
-    "exposure of rows": (lambda h: exposing(h, model_uri="private"), "step token_store"),
-    # a spec that contradicts itself
-    "two beginnings": (
-        lambda h: pretraining(h, mode="public", plan=None, store_uri="public", public_model="/x"),
-        "one beginning"),
-    "a plan without privacy": (lambda h: pretraining(h, mode="nonprivate"), "mode dp"),
+SPECS: dict[str, Callable[..., StepSpec]] = {
+    "pretraining": pretraining, "selection": selection, "finetuning": finetuning,
+    "exposing": exposing, "wording": wording, "cutting": cutting,
 }  # fmt: skip
+ATTACKS = {name: each for group in EXAMPLES["attacks"].values() for name, each in group.items()}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_invalid_spec_is_refused_before_a_charge(attacked, name):
-    make, reason = ATTACKS[name]
+    kind, given, reason = ATTACKS[name]
+    candidates, fields = (given, {}) if kind == "selection" else ((), given)
     with pytest.raises(BadInput) as refused:
-        contract.run_step(make(attacked), attacked.deployment, CONTEXT)
+        spec = SPECS[kind](attacked, *candidates, **fields)
+        contract.run_step(spec, attacked.deployment, CONTEXT)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
     assert attacked.charged() == []
 

@@ -1,6 +1,8 @@
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,35 +11,8 @@ from tasks.protocol import CHECKOUT
 from tasks.protocol.specs import STEP_CLASSES
 from tasks.releases.manifest import BY_VALUE, code_digest, code_of, imports_of
 
-AFTERWARDS = {  # modules that a step imports for its outputs after the release
-    "vocabulary": {
-        "dp_core.vocabulary.wordpiece",
-        "dp_core.vocabulary",
-        "dp_core.labels",
-        "dp_core.config.release",  # the reason of a use without a guarantee
-    },
-    "phrases": {"dp_core.labels"},
-    "pretrain": {"dp_core.labels", "dp_core.cluster.ray_cluster"},  # the cluster only carries sums
-    "select": {"dp_core.labels", "dp_core.cluster.ray_cluster"},
-    "finetune": {
-        "dp_core.data.labelled_text",
-        "dp_core.labels",
-        "dp_core.training.finetune",  # without privacy
-        "dp_core.training.bootstrap",  # of scores
-    },
-}
-UNRELATED = [
-    "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
-    "dp_core/audit/exposure", "dp_core/audit/one_run",
-    "dp_core/privacy/statement",
-    "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/accountants",
-    "dp_core/vocabulary/selection_calibration",
-    "dp_core/data/readers/registry", "dp_core/cluster/ray_cluster", "dp_core/config/data",
-]  # fmt: skip
-
-
-def modules(*paths: str) -> set[str]:
-    return {path.replace("/", ".") for path in paths}
+MODULES = tomllib.loads(Path(__file__).with_name("release_modules.toml").read_text())
+AFTERWARDS, UNRELATED = MODULES["afterwards"], MODULES["unrelated"]
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +32,12 @@ def test_manifest_depends_on_code_that_determines_the_release(kind, imports):
     code = set(code_of(kind)[0])
     expected = [f"{kind}_step"] + ["training_files"] * (kind in ("pretrain", "select"))
     steps = {module for module in code if module.startswith("tasks.steps")}
-    assert steps >= modules(*(f"tasks/steps/{step}" for step in expected))
-    assert not code & modules(*UNRELATED)
+    assert steps >= {f"tasks.steps.{step}" for step in expected}
+    assert not code & set(UNRELATED)
     files = [CHECKOUT.joinpath(*step.split(".")).with_suffix(".py") for step in steps]
     for name in (name for file in files for name in imports_of(file)):
         if name.startswith("dp_core") and not name.startswith(BY_VALUE):
-            assert {name, name.rpartition(".")[0]} & (code | AFTERWARDS[kind]), name
+            assert {name, name.rpartition(".")[0]} & (code | set(AFTERWARDS[kind])), name
     entries = [name for name in STEP_CLASSES[kind].code if name.startswith("dp_core")]
     upstream = set(entries).union(*(imports.find_upstream_modules(e) for e in entries))
     packages = {".".join(m.split(".")[:n]) for m in upstream for n in range(1, m.count(".") + 1)}

@@ -1,8 +1,8 @@
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import set_options
@@ -64,22 +64,7 @@ def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path):
     assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
 
 
-# The papers' values of the full-size presets, by the beginning of their names.
-PAPERS: dict[str, dict[str, Any]] = {
-    "hoory2021": {  # sections 3 and 5
-        "unit": "example", "declared_units": 9_000_000, "noise_multiplier": 2.72,
-        "clip_norm": 0.01, "batch_size": 131_072, "updates": 31_250,
-    },
-    "jagannatha2021": {  # appendix A
-        "unit": "patient", "holdout": 0.3, "max_examples_per_unit": 50, "noise_multiplier": 1.0,
-        "clip_norm": 1.0, "epochs": 3, "learning_rate": 1e-5, "nonprivate_learning_rate": 1e-5,
-    },
-    "kerrigan2020": {  # appendix A, section 4.2, and the public code of the paper
-        "window": 20, "dense_units": "500,250,50", "model_kind": "feed-forward",
-        "noise_multiplier": 1.1, "clip_norm": 1.0, "declared_units": 10_000, "epochs": 5,
-        "batch_size": 64, "nonprivate": True,
-    },
-}  # fmt: skip
+PAPERS = tomllib.loads(Path(__file__).with_name("preset_values.toml").read_text())
 
 
 def settings_of_preset(preset: str) -> JobSettings:
