@@ -26,13 +26,7 @@ from tasks.releases.charge import charge, planned_release, training_plan
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.provenance import private_units
 from tasks.runtime.log import silence
-from tasks.steps.training_files import (
-    TrainingInputs,
-    held_out,
-    model_facts,
-    score,
-    write_model,
-)
+from tasks.steps.training_files import TrainingInputs, held_out, model_facts, score, write_model
 from tasks.storage.store import sha256_of
 
 
