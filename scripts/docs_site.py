@@ -96,7 +96,7 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
         path = resolved(match[2], file)
         if not path:
             return match[0]
-        place = PAGES.get(path) or path.removeprefix("docs/")
+        place = PAGES.get(path) or path.removeprefix("docs/").replace(".ipynb", ".md")
         if not path.startswith("docs/") and path not in PAGES:
             place = f"source/{path}.md"
         return f"{match[1]}{posixpath.relpath(place, here or '.')}{match[3] or ''}{match[4]}"
@@ -112,7 +112,8 @@ def markdown(notebook: dict[str, Any]) -> str:
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-        for output in cell.get("outputs", []):
+        shown = (each for each in cell.get("outputs", []) if each.get("name") != "stderr")
+        for output in shown:
             data = output.get("data", {"text/plain": output.get("text", "")})
             if "image/png" in data:
                 parts.append(f"![Output](data:image/png;base64,{''.join(data['image/png'])})")

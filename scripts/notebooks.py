@@ -16,10 +16,9 @@ from tempfile import TemporaryDirectory
 
 import nbformat
 from nbclient import NotebookClient
-from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 300  # seconds of a cell
+LONGEST = 600  # seconds of a cell
 KERNEL = "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
 
 
@@ -40,8 +39,8 @@ def execute(notebook: Path, target: Path) -> None:
     began, content = time.monotonic(), nbformat.read(notebook, as_version=4)
     with TemporaryDirectory() as folder:
         os.environ["CONFIDE_HOME"] = f"{folder}/home"
-        place, local = {"metadata": {"path": folder}}, Config(KernelManager={"transport": "ipc"})
-        options = {"timeout": LONGEST, "kernel_name": "confide", "config": local}
+        options = {"timeout": LONGEST, "kernel_name": "confide"}
+        place = {"metadata": {"path": folder}}
         NotebookClient(content, resources=place, **options).execute()
     target.mkdir(parents=True, exist_ok=True)
     nbformat.write(content, target / notebook.name)
@@ -50,6 +49,7 @@ def execute(notebook: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["MPLBACKEND"] = "agg"  # steps that a notebook starts lack Jupyter's backend
     with TemporaryDirectory() as jupyter:
         install_kernel(Path(jupyter))
         for each in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):

@@ -22,6 +22,7 @@ from tasks.protocol.sweep import SweepSettings
 
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 API = (  # packages and modules for a person who programs with Confide
+    "tasks.library",
     "dp_core.privacy.execution_plan",
     "dp_core.privacy.mechanisms",
     "dp_core.privacy.accounting.accountants",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard, read_shard
-from dp_core.data.hashing import digest64
+from dp_core.data.hashing import bits, digest64
 from dp_core.data.privacy_units import Unit, bounded_sample, is_held_out, units_of
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -31,6 +31,7 @@ _MARK = "store.json"
 _COLUMNS = {"lengths": "<i4", "unit_rows": "<i8", "unit_keys": "<u8"}
 _FLUSH_BYTES = 1 << 23  # bytes per write to a file
 _CHECKED = 1 << 16  # values checked at once
+_DEVELOPMENT = 8  # stream of the generator that chooses the development part
 # Exceptions that reading damaged files can raise.
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
@@ -293,6 +294,33 @@ def joined(folder: Path, store: TokenStore, more: TokenStore, units: Iterable[in
     for unit in units:
         writer.add_units_of(more, unit, unit + 1)
     return writer.finish()
+
+
+def divided(store: TokenStore, share: float) -> tuple[TokenStore, TokenStore]:
+    """Return the units of a development part, and all other units, as two stores in memory.
+
+    The part of a unit is a function of its key, so adding or removing other units does not change
+    it. A part may have no unit.
+
+    Args:
+        store: the rows of held-out units.
+        share: share of the development part.
+    """
+    coins = (bits(store.unit_keys, _DEVELOPMENT, 1)[:, 0] >> np.uint64(11)) * 2.0**-53
+    rows_of_unit = np.diff(store.unit_rows)
+
+    def units_where(chosen: npt.NDArray[np.bool_]) -> TokenStore:
+        rows = np.repeat(chosen, rows_of_unit)
+        packed = PackedRows(
+            store.tokens[rows],
+            store.lengths[rows],
+            np.concatenate([[0], np.cumsum(rows_of_unit[chosen])]),
+            store.unit_keys[chosen],
+        )
+        digest = _digest(store.sequence_length, store.vocabulary_size, packed)
+        return replace(store, **vars(packed), digest=digest)
+
+    return units_where(coins < share), units_where(coins >= share)
 
 
 def _check_rows(rows: PackedRows) -> None:

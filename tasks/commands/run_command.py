@@ -101,7 +101,7 @@ def _warn(line: str) -> None:
 
 def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the JSON schema and the value of each setting, in the order of the form's sections."""
-    values = settings.model_dump(mode="json")
+    values = settings.model_dump(mode="json")  # younger settings are left out at their default
     fields = type(settings).form_schema()
     return {n: field | {"value": values.get(n, field["default"])} for n, field in fields.items()}
 

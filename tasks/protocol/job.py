@@ -152,6 +152,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         vocabulary_uri=vocabulary.output,
         shape=s.part(ArchitectureConfig),
         extraction=s.part(ExtractionConfig),
+        development_share=s.development_share,
         public_model=s.public_model,
         training=_ordinary(s, learning_rate=s.public_learning_rate),
         batches=BatchConfig(batch_size=s.public_batch_size, **ALONE),

@@ -129,6 +129,9 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
             private data set.
         entities_public: Whether both label files are declared public; otherwise F1 on them is for
             the operator.
+        development_share: Share of the held-out private units on which the operator compares
+            settings; predictions of private text are then reported on the other held-out units, and
+            separately on these. 0: all held-out units are one part.
         all_public: Whether the operator has declared all corpora and labels public, and registered
             the data set so; nothing is then hidden. A run without these declarations is refused.
     """
@@ -154,6 +157,7 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
         "", "Labelled text: data set", section=MORE_DATA, pattern=NAME_OR_NONE
     )
     entities_public: bool = setting(False, "Labelled text: public", section=MORE_DATA)
+    development_share: float = later(0.0, "Development share", section=MORE_DATA, ge=0, le=0.9)
     all_public: bool = setting(False, "Everything may be shown", section=MORE_DATA)
 
     @property
@@ -540,6 +544,8 @@ class JobSettings(
     def _is_consistent(self) -> Self:
         if self.batch_size > self.declared_units:
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
+        if self.development_share and not self.holdout:
+            raise ValueError("development_share: it divides held-out units, but holdout is 0")
         refuse_impossible_updates(self, self, self.updates)
         refuse_masks(
             self.model_kind,

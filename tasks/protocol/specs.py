@@ -449,6 +449,8 @@ class PretrainSpec(TrainingSpec):
     public_model: str = ""  # initial Hugging Face folder, in mode `public` only
     shape: ArchitectureConfig
     extraction: ExtractionConfig = ExtractionConfig()
+    # Of the held-out private units; hashed only if it is set, here and in a selection's candidates.
+    development_share: float = Field(0.0, ge=0, le=0.9, exclude_if=lambda share: share == 0)
     asked: Asked | None = None  # bounds if an optimiser chose it
     kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
     target: CalibrationTarget | None = None  # from which the plan's σ is calibrated

@@ -14,7 +14,7 @@ from typing import Literal
 from dp_core.audit.exposure import ExposureSummary, summarise
 from dp_core.labels import Label
 from dp_core.training.bootstrap import MeanF1
-from tasks.report.model import WORDS, ModelRow, Report, number_of
+from tasks.report.model import WORDS, ModelRow, Report, measure_of, number_of
 from tasks.report.tables import WHY_NO_TOTAL, significant
 
 Tone = Literal["good", "bad", "open"]
@@ -112,7 +112,8 @@ def _usefulness(report: Report) -> Answer:
     # A control is compared only if the edition shows all of its scores.
     others = [row for row in others if all(_number(row, f) is not None for f in fields)]
     reached = [f"{' '.join(_SCORES[f])} of {_reached(f, private)}" for f in fields]
-    if len(private) == 1 and (interval := _interval(private[0])):
+    reported = measure_of(private).field != "development"  # whose interval is of the other part
+    if reported and len(private) == 1 and (interval := _interval(private[0])):
         reached[0] += f" (95% interval {_span(interval, percent=_is_share(fields[0]))})"
     subject = "The settings with DP reach" if report.is_sweep else "The model with DP reaches"
     text = f"{subject} {' and '.join(reached)}. " + " ".join(

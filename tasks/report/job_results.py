@@ -294,6 +294,8 @@ def measured_of(replicates: Sequence[Results], *, with_predictions: bool = True)
         "mlm_private": _mean(scored, "mlm_accuracy_private"),
         "perplexity_public": _mean(scored, "perplexity_public"),
         "perplexity_private": _mean(scored, "perplexity_private"),
+        "development": _mean(scored, "perplexity_development")
+        or _mean(scored, "mlm_accuracy_development"),
         "exposures": exposures_of(_outputs(replicates, "exposure")),
     }
 
@@ -703,9 +705,16 @@ def _spread(replicates: Replicates) -> MeanF1 | None:
 
 
 def _spread_over_seeds(models: Iterable[Input]) -> MeanF1 | None:
-    """Return the spread of the predictions of private text, or None for a single seed."""
+    """Return the spread of the predictions of private text, or None for a single seed.
+
+    They are those of the development part, if there is one.
+    """
     measured = [last_values(model.result) for model in models]
-    values = [v.get("perplexity_private", v.get("mlm_accuracy_private")) for v in measured]
+    parts, measures = ("development", "private"), ("perplexity", "mlm_accuracy")
+    values = [
+        next((v[f"{m}_{part}"] for part in parts for m in measures if f"{m}_{part}" in v), None)
+        for v in measured
+    ]
     known = [value.value for value in values if value is not None]
     return mean_over_seeds(known) if len(known) == len(values) > 1 else None
 

@@ -50,14 +50,16 @@ Value = Labelled | Withheld | None  # None: not measured
 def measure_of(rows: Sequence[ModelRow]) -> Measure:
     """Return the measure by which the models of the rows are compared.
 
-    Models that were not fine-tuned are compared by the prediction of held-out private text.
+    Models that were not fine-tuned are compared by the prediction of held-out private text, on its
+    development part if there is one.
     """
-    if any(row.is_causal for row in rows):
-        return PERPLEXITY
-    for measure in (ACCURACY, F1):
+    causal = any(row.is_causal for row in rows)
+    for measure in () if causal else (ACCURACY, F1):
         if any(measure.of(row) is not None for row in rows):
             return measure
-    return MASKED
+    measure = PERPLEXITY if causal else MASKED
+    divided = any(row.development is not None for row in rows)
+    return measure.on_development_part if divided else measure
 
 
 def number_of(value: Value) -> float | None:
@@ -91,6 +93,15 @@ class Measure:
     def title(self) -> str:
         """The column's name and unit in one line."""
         return f"{self.column}, {self.unit}"
+
+    @property
+    def on_development_part(self) -> Measure:
+        """The same measure of the development part of the held-out private text."""
+        unit, axis = (
+            words.replace("private text", "private text (development part)")
+            for words in (self.unit, self.axis)
+        )
+        return replace(self, field="development", unit=unit, axis=axis)
 
 
 F1, ACCURACY, PERPLEXITY, MASKED = (Measure(**words) for words in WORDS["measures"].values())
@@ -162,6 +173,7 @@ class ModelRow:
     mlm_private: Value = None  # masked-token accuracy on held-out private units
     perplexity_public: Value = None  # for causal models, by token, on the same texts
     perplexity_private: Value = None
+    development: Value = None  # the same on the development part, which the others then omit
     noise_multiplier: float = 0.0
     batch_size: int = 0
     epochs: float = 0.0
@@ -189,6 +201,9 @@ class ModelRow:
     def scores(self) -> dict[str, Value]:
         """The scores of the model by metric: perplexities or masked accuracies, F1, accuracy."""
         scores = {"f1": self.f1, "accuracy": self.accuracy}
+        measure = "mlm_accuracy" if self.perplexity_public is None else "perplexity"
+        if self.development is not None:
+            scores[f"{measure}_development"] = self.development
         if self.perplexity_public is None:
             masked = {"public": self.mlm_public, "private": self.mlm_private}
             return scores | {f"mlm_accuracy_{text}": value for text, value in masked.items()}
@@ -348,9 +363,9 @@ def _shown_row(row: ModelRow) -> ModelRow:
 
     If the score of a model fine-tuned without privacy is withheld, the row describes the
     pre-trained model alone, and has its cost. Values measured on private text are always marked
-    as withheld, even if there were none.
+    as withheld, even if there were none; the development part is left out.
     """
-    row = replace(row, mlm_private=Withheld(), perplexity_private=Withheld())
+    row = replace(row, mlm_private=Withheld(), perplexity_private=Withheld(), development=None)
     if isinstance(row.score, Withheld) and row.cost.infinite:
         row = replace(row, cost=row.pretrained)
     compared = measure_of([row]).of(row)

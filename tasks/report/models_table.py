@@ -19,6 +19,7 @@ from tasks.protocol.specs import ReportSpec
 from tasks.releases.provenance import operator_only
 from tasks.report.job_results import Results, released_models, releases_of
 from tasks.report.model import (
+    ACCURACY,
     F1,
     MASKED,
     PERPLEXITY,
@@ -74,6 +75,8 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
     measure = measure_of(models)
     named = not is_sweep or any(model.baseline for model in models)
     title = _model_of if is_sweep else attrgetter("name")
+    predictions = _CAUSAL if any(model.is_causal for model in models) else _MASKED
+    divided = any(model.development is not None for model in models)
     columns: list[Column] = []
     if named:
         columns.append((Header("Model", numeric=False), lambda model: name(title(model))))
@@ -84,7 +87,8 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
     columns += [
         (Header("ε_T", "training"), lambda model: _public(model.epsilon_training)),
         *cost_columns(models, unit),
-        *(_CAUSAL if measure is PERPLEXITY else _MASKED[: 1 if measure is MASKED else 2]),
+        *predictions[: 1 if measure in (PERPLEXITY, MASKED) else 2],
+        *((_DEVELOPMENT,) if measure in (F1, ACCURACY) and divided else ()),
         (
             Header(measure.column, measure.unit),
             lambda model: measured(measure.of(model), percent=measure.is_share),
@@ -118,6 +122,11 @@ _MASKED: tuple[Column, ...] = (
 )
 _CAUSAL: tuple[Column, ...] = (
     (Header("Perplexity", "public text, by token"), lambda m: measured(m.perplexity_public)),
+    (Header("Perplexity", "private text, by token"), lambda m: measured(m.perplexity_private)),
+)
+_DEVELOPMENT: Column = (
+    Header("MLM accuracy", MASKED.on_development_part.unit),
+    lambda model: percentage(model.development),
 )
 _EXPOSURES = Header("Exposure", "mean, bits"), Header("Exposure", "largest, bits")
 _OF_KEPT_MODELS = (WORDS["notes"]["one_charge"], WORDS["notes"]["one_training"])

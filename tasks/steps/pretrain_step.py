@@ -49,6 +49,7 @@ from tasks.steps.training_files import (
     config_of,
     held_out,
     model_facts,
+    private_parts,
     refuse_other_architecture,
     score,
     training_hosts,
@@ -252,7 +253,9 @@ def _curves(
     causal = isinstance(config, CausalConfig)
     if not causal and spec.plan is None:
         return NO_EVALUATION
-    public, private = held_out(inputs.public), held_out(inputs.private) if causal else None
+    public, parts = held_out(inputs.public), private_parts(inputs.private, spec.development_share)
+    compared = "development" if spec.development_share else "private"
+    private = parts.get(compared) if causal else None
     if public is None and private is None:
         return NO_EVALUATION
     free = spec.plan is None and not operator_only(context.releases)
@@ -291,12 +294,12 @@ def _measure(
     spec: PretrainSpec, context: StepContext, model: AnyModel, inputs: TrainingInputs
 ) -> None:
     """Measure the model on held-out public rows and, for the operator, on held-out private rows."""
-    public = Operator if operator_only(context.releases) else Dp
-    for name, source, label in (
-        ("public", inputs.public, public),
-        ("private", inputs.private, Operator),
-    ):
-        if (store := held_out(source)) is not None:
-            measure, value = score(model, store, spec.seed)
-            if math.isfinite(value):
-                context.measure(f"{measure}_{name}", label(value))
+    stores = private_parts(inputs.private, spec.development_share)
+    if (public := held_out(inputs.public)) is not None:
+        stores["public"] = public
+    shown = Operator if operator_only(context.releases) else Dp
+    for name, store in stores.items():
+        measure, value = score(model, store, spec.seed)
+        if math.isfinite(value):
+            label = shown if name == "public" else Operator
+            context.measure(f"{measure}_{name}", label(value))

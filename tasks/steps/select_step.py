@@ -26,7 +26,14 @@ from tasks.releases.charge import charge, planned_release, training_plan
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.provenance import private_units
 from tasks.runtime.log import silence
-from tasks.steps.training_files import TrainingInputs, held_out, model_facts, score, write_model
+from tasks.steps.training_files import (
+    TrainingInputs,
+    held_out,
+    model_facts,
+    private_parts,
+    score,
+    write_model,
+)
 from tasks.storage.store import sha256_of
 
 
@@ -98,10 +105,10 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
             best = _Trained(-1, start, score(start, public, first.seed)[1])
     record = charged.settle(weights_released(best.model.parameters))
     context.measure("mlm_accuracy_public", Dp(best.score))
-    if (private := held_out(inputs.private)) is not None:
+    for name, private in private_parts(inputs.private, first.development_share).items():
         with silence():  # TensorFlow's warnings depend on the number of earlier traces
             _, accuracy = score(best.model, private, first.seed)
-        context.measure("mlm_accuracy_private", Operator(accuracy))
+        context.measure(f"mlm_accuracy_{name}", Operator(accuracy))
     write_model(context, best.model, inputs.vocabulary)
     shown = max(best.candidate, 0)
     return StepOutput(

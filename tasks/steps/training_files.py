@@ -30,7 +30,7 @@ import numpy as np
 from dp_core.audit.canaries import throw_coins
 from dp_core.cluster.ray_cluster import RayCluster
 from dp_core.config.training import ArchitectureConfig, TrainingConfig, is_causal
-from dp_core.data.token_store import TokenStore, joined
+from dp_core.data.token_store import TokenStore, divided, joined
 from dp_core.errors import BadInput, ConfideError
 from dp_core.labels import Dp, Operator, Public
 from dp_core.models.adapters import adapters_of, merged, save_adapter, trained_names
@@ -179,6 +179,21 @@ def held_out(source: Input) -> TokenStore | None:
     """Return the held-out rows of a store; None if the corpus was too small for any."""
     folder = source.folder / HELD_OUT
     return TokenStore.open(folder) if (folder / "store.json").exists() else None
+
+
+def private_parts(source: Input, share: float) -> dict[str, TokenStore]:
+    """Return the held-out private rows by part, without parts that are empty.
+
+    Args:
+        source: the token store of the private corpus.
+        share: share of the units that are the part `development`; all others are `private`.
+    """
+    store = held_out(source)
+    if store is None or not share:
+        return {} if store is None else {"private": store}
+    development, test = divided(store, share)
+    parts = {"private": test, "development": development}
+    return {name: part for name, part in parts.items() if part.n_units}
 
 
 def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> ModelConfig:

@@ -54,7 +54,7 @@ PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 # The numbers that compare models; all others are shown in the run of their step.
 _OF_MODEL = re.compile(
-    r"(epsilon|delta)(/.*)?|f1|accuracy|(mlm_accuracy|perplexity)_(public|private)|exposure"
+    r"(epsilon|delta)(/.*)?|f1|accuracy|(mlm_accuracy|perplexity)_(public|private|development)|exposure"
 )
 
 

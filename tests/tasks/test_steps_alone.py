@@ -220,6 +220,17 @@ def test_scores_of_a_private_training_on_public_text_are_published(chain):
     assert values["mlm_public"].keys() <= spent and max(spent) == chain.training().updates
 
 
+def test_development_part_is_measured_separately_for_the_operator(chain):
+    whole = chain.training()
+    assert "development_share" not in whole.model_dump()
+    divided = {"mode": "nonprivate", "plan": None, "updates": 1, "development_share": 0.5}
+    _, context = chain.pretrained("divided", **divided)
+    labels = context.labels()
+    parts = {name for name in labels if name.startswith("mlm_accuracy_")}
+    assert parts == {f"mlm_accuracy_{part}" for part in ("private", "development", "public")}
+    assert labels["mlm_accuracy_development"] == labels["mlm_accuracy_private"] == {OPERATOR}
+
+
 def test_scores_of_an_unreleased_attempt_are_not_published(chain, monkeypatch):
     context, spec = chain.context("two noises"), chain.training(updates=3)
     original = pretrain._manifest

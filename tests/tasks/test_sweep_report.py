@@ -295,6 +295,30 @@ def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(tracked)
         assert "No training with differential privacy of this sweep has finished" in page
 
 
+def test_settings_are_compared_on_the_development_part_for_the_operator(tracked):
+    settings = sweep_of_private_text(
+        tracked, "public-training", model_kind="feed-forward", sweep_seeds=2,
+        sweep_noise_multipliers="1", development_share=0.5,
+    )  # fmt: skip
+    values = {"development": iter([650.5, 610.5, 630.5]), "private": iter([710.5, 710.5, 710.5])}
+    shape = {"kind": "feed-forward", "layers": 3, "hidden": 64}
+    for task, spec in tasks_of(settings):
+        metrics = [
+            MetricRecord(name=f"perplexity_{part}", value=next(of_part), label="operator")
+            for part, of_part in values.items()
+            if task == "pretraining"
+        ]
+        if task in ("pretraining", "vocabulary", "exposure"):
+            _done(tracked, task, spec, metrics=metrics, shape=shape)
+    _, folder, _ = reported(tracked, settings)
+    shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
+    row = rows_of(json.loads(kept)["sweep"])[0]
+    assert row["Perplexity private text, by token"]["value"] == 710.5
+    assert row["Perplexity private text (development part), by token"]["value"] == 620.5
+    assert row["Perplexity SD over seeds"]["value"] == pytest.approx(200**0.5)
+    assert "710.5" not in shown and "620.5" not in shown and "development" not in shown
+
+
 def test_causal_models_are_compared_by_private_perplexity(tracked):
     """On private text, one training of the second setting diverged and has no perplexity."""
     settings = sweep_of_private_text(

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from dp_core.data import token_store
 from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
+from dp_core.data.hashing import digest64
 from dp_core.data.privacy_units import Unit, is_held_out, units_of
-from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter, rows_of_units
+from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter, divided, rows_of_units
 from dp_core.errors import BadInput
 from dp_core.privacy import batch_selection as sampling
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
@@ -62,6 +63,28 @@ def test_unit_keys_follow_the_unit_not_its_place(tmp_path):
     one = write(tmp_path / "1", {"a": [[1]], "b": [[2]]})
     two = write(tmp_path / "2", {"b": [[2]]})
     assert one.unit_keys[1] == two.unit_keys[0] != one.unit_keys[0]
+
+
+def test_development_and_test_parts_are_disjoint_and_depend_on_each_unit_alone(tmp_path):
+    def parts(units: dict[str, list[list[int]]]) -> list[dict[int, list[list[int]]]]:
+        return [
+            {
+                int(key): [part.tokens[r, : part.lengths[r]].tolist() for r in part.rows_of(u)]
+                for u, key in enumerate(part.unit_keys)
+            }
+            for part in divided(write(tmp_path / f"{len(units)}", units), 0.4)
+        ]
+
+    units = {f"p{n}": [[n % 90 + 5] * (n % 3 + 1)] * (n % 2 + 1) for n in range(200)}
+    keys = {unit: digest64(b"k", "unit", unit) for unit in units}
+    development, test = parts(units)
+    assert 40 < len(development) < 120  # 80 expected
+    assert not development.keys() & test.keys()
+    assert development | test == {keys[unit]: rows for unit, rows in units.items()}
+    for missing in ("p0", "p17", "p199"):
+        fewer = parts({unit: rows for unit, rows in units.items() if unit != missing})
+        for part, before in zip(fewer, (development, test), strict=True):
+            assert part == {key: rows for key, rows in before.items() if key != keys[missing]}
 
 
 def test_large_vocabularies_get_wide_ids(tmp_path):
