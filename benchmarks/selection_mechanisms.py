@@ -22,18 +22,11 @@ from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
-from dp_core.privacy.discrete_gaussian import (
-    LATTICE_DEVIATION,
-    discrete_gaussian,
-    lattice_gaussian,
-)
+from dp_core.privacy.discrete_gaussian import LATTICE_DEVIATION, discrete_gaussian, lattice_gaussian
 from dp_core.privacy.mechanisms import NoisedWeights
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, UnitSets
-from dp_core.vocabulary.partition_selection import (
-    Elimination,
-    PartitionSelection,
-)
+from dp_core.vocabulary.partition_selection import Elimination, PartitionSelection
 from dp_core.vocabulary.selection_calibration import check_target, selection_plan
 
 Places = NDArray[np.int64]

@@ -13,11 +13,7 @@ from typing import Any
 import click
 
 from dp_core import errors
-from dp_core.data.readers.registry import (
-    corpus_readers,
-    labelled_text_readers,
-    sentence_readers,
-)
+from dp_core.data.readers.registry import corpus_readers, labelled_text_readers, sentence_readers
 from tasks.cli import TASKS, cli
 from tasks.evidence.audits import AUDITS
 from tasks.protocol.settings import JobSettings

@@ -19,13 +19,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from dp_core.privacy.advice import (
-    CONFIDENCE,
-    CURVES,
-    LEAST_POINTS,
-    GainCurve,
-    Recipe,
-)
+from dp_core.privacy.advice import CONFIDENCE, CURVES, LEAST_POINTS, GainCurve, Recipe
 
 QUANTITIES = {  # metric -> its title, and whether it needs the reference's vocabulary
     "mlm_accuracy_private": ("MLM accuracy on private text", True),

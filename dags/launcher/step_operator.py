@@ -19,13 +19,7 @@ from urllib.parse import unquote, urlparse
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from dags.launcher.outcome import (
-    BUDGET_EXCEEDED,
-    CONTRADICTED,
-    addresses,
-    log_failure,
-    notify,
-)
+from dags.launcher.outcome import BUDGET_EXCEEDED, CONTRADICTED, addresses, log_failure, notify
 from dp_core.errors import BadInput
 from tasks.protocol import CHECKOUT, HOME, TASK_PYTHON, fork_server
 from tasks.protocol.messages import Follower, channel_file

@@ -33,11 +33,7 @@ from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample, 
 from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
 from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
 from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution
-from dp_core.config.audit_settings import (
-    BlackBoxAuditConfig,
-    ExtractionConfig,
-    ExtractionProtocol,
-)
+from dp_core.config.audit_settings import BlackBoxAuditConfig, ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units

@@ -7,12 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from dp_core.config.data import VersionConfig
-from dp_core.config.fields import (
-    AUDIT_AND_RUN,
-    ESSENTIALS,
-    Config,
-    setting,
-)
+from dp_core.config.fields import AUDIT_AND_RUN, ESSENTIALS, Config, setting
 from dp_core.config.training import SeedConfig
 
 

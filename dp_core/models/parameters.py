@@ -16,12 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.models.config import (
-    BertConfig,
-    FeedForwardConfig,
-    Gpt2Config,
-    LlamaConfig,
-)
+from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 
 Arrays = dict[str, NDArray[np.float32]]
 ModelConfig = BertConfig | Gpt2Config | LlamaConfig | FeedForwardConfig

@@ -32,14 +32,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.parameters import Arrays, ModelConfig
 from dp_core.privacy.execution_plan import Clipper, ClippingStyle
-from dp_core.training.batches import (
-    Batches,
-    Indices,
-    MicroBatch,
-    SingleRows,
-    UnitRows,
-    prefetch,
-)
+from dp_core.training.batches import Batches, Indices, MicroBatch, SingleRows, UnitRows, prefetch
 from dp_core.training.checkpoints import arrays_digest
 from dp_core.training.devices import configure, strategy_for
 from dp_core.training.objectives import Objective, objective_for

@@ -23,13 +23,7 @@ from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard, read_shard
 from dp_core.data.privacy_units import in_blocks, is_held_out, units_of
-from dp_core.data.tokens import (
-    HeldItems,
-    WordCodes,
-    added_counts,
-    held_items,
-    without_surrogates,
-)
+from dp_core.data.tokens import HeldItems, WordCodes, added_counts, held_items, without_surrogates
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import byte_level, wordpiece
 

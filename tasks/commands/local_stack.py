@@ -15,11 +15,7 @@ from rich.console import Console
 
 from dp_core.errors import BadInput, ConfideError
 from tasks.commands.output import as_json, write_answer
-from tasks.commands.settings_options import (
-    settings_from,
-    settings_of_options,
-    settings_options,
-)
+from tasks.commands.settings_options import settings_from, settings_of_options, settings_options
 from tasks.runtime.deployment import Deployment, sqlite_file
 
 

@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
-from tasks.demo_data.synthetic_patients import (
-    CONDITIONS,
-    LABS,
-    Condition,
-    Medication,
-    Patient,
-)
+from tasks.demo_data.synthetic_patients import CONDITIONS, LABS, Condition, Medication, Patient
 from tasks.demo_data.templates import (
     ABBREVIATIONS,
     TEMPLATES,

@@ -52,14 +52,7 @@ from tasks.report.model import (
     number_of,
 )
 from tasks.report.tables import ledger_table
-from tasks.results import (
-    Input,
-    findings_of,
-    labelled,
-    merged,
-    read_result,
-    released_after,
-)
+from tasks.results import Input, findings_of, labelled, merged, read_result, released_after
 
 Results = dict[str, Input]  # by the name of the task
 ARCHITECTURES: dict[str, str] = WORDS["architectures"]

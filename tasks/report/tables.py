@@ -19,15 +19,7 @@ from dp_core.labels import Label, Labelled
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import epsilons
-from tasks.report.model import (
-    ACCURACY,
-    WORDS,
-    Fact,
-    ModelRow,
-    Value,
-    Withheld,
-    measure_of,
-)
+from tasks.report.model import ACCURACY, WORDS, Fact, ModelRow, Value, Withheld, measure_of
 
 WITHHELD_MARK = "▒▒"
 NOT_MEASURED = "–"

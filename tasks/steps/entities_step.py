@@ -10,13 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dp_core.config.training import Head
-from dp_core.data.labelled_text import (
-    LabelledItem,
-    LabelledText,
-    Sentence,
-    all_entities,
-    fold_of,
-)
+from dp_core.data.labelled_text import LabelledItem, LabelledText, Sentence, all_entities, fold_of
 from dp_core.data.readers.labelled_texts import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_labelled_texts, read_sentences

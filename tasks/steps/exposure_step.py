@@ -26,14 +26,7 @@ from dp_core.vocabulary import subwords
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol.specs import ExposureSpec
-from tasks.releases.provenance import (
-    PRETRAINED,
-    fact,
-    model_at,
-    operator_only,
-    output_of,
-    rows_at,
-)
+from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, output_of, rows_at
 from tasks.report.job_results import SAMPLES_FILE
 from tasks.results import PROBES, SUBJECT
 from tasks.steps.canaries_step import read_canaries

@@ -33,12 +33,7 @@ from dp_core.config.training import ArchitectureConfig, TrainingConfig, is_causa
 from dp_core.data.token_store import TokenStore, divided, joined
 from dp_core.errors import BadInput, ConfideError
 from dp_core.labels import Dp, Operator, Public
-from dp_core.models.adapters import (
-    adapters_of,
-    merged,
-    save_adapter,
-    trained_names,
-)
+from dp_core.models.adapters import adapters_of, merged, save_adapter, trained_names
 from dp_core.models.config import (
     BertConfig,
     CausalConfig,

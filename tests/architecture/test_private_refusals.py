@@ -1,5 +1,6 @@
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,56 +17,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "privacy.md"
 REFUSAL = PrivateTextRefusal.__name__
 OTHERS = (BadInput.__name__, ConfideError.__name__)
-READS_PRIVATE_TEXT = (
-    "dp_core/data/**/*.py",
-    "dp_core/vocabulary/item_sets.py",
-    "dp_core/training/finetune.py",
-    "dp_core/training/heads.py",
-    "dp_core/audit/black_box.py",
-    "dp_core/audit/membership_sample.py",
-    "tasks/context.py",
-    "tasks/releases/declarations.py",
-    *(
-        f"tasks/steps/{name}.py"
-        for name in (
-            "corpus_step", "entities_step", "exposure_step", "finetune_step",
-            "membership_step", "phrases_step", "reserve_step", "token_store_step",
-            "training_files", "vocabulary_step",
-        )
-    ),
-)  # fmt: skip
-# Errors in these files that depend on no private text, by their cause.
-OTHER_ERRORS = {
-    "a setting, a path or the machine": {
-        "black_box._coin_bound",
-        "entity_formats.read_pairs", "item_sets.BoundedSets.__post_init__", "masking.mask_rows",
-        "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
-        "sources.entries",
-        "token_store.RowPacker.add_unit", "token_store_step._canaries",
-        "token_store.rows_of_units", "training_files.KeptModels.weights", "declarations._copied",
-        "declarations._ledger",
-    },
-    "public text or labels": {
-        "declarations.declare_public", "entities_step.run", "finetune_step.items_of",
-        "heads.TaggingHead.__post_init__", "vocabulary_step._read_checkpoint",
-    },
-    "whether a digest was declared public": {"declarations._refuse_undeclared"},
-    "a released model or vocabulary": {
-        "declarations._refuse_our_weights", "finetune_step.run",
-        "tokens.SpecialIds.of",
-        "training_files.refuse_other_architecture",
-    },
-    "an output of another step": {
-        "context.StepContext.beside", "context.StepContext._result",
-        "context.StepContext.refuse_altered", "context.read_checked",
-        "corpus_step.restore", "corpus._unfinished", "corpus.read_shard", "corpus.shards_of_mark",
-        "exposure_step.run", "finetune.finetune",
-        "membership_step._sample", "membership_sample._Places.rows",
-        "token_store.TokenStore.open",
-        "token_store.TokenStoreWriter.add_units_of",
-        "training_files.TrainingInputs.train_store", "training_files.audit_canaries_of",
-    },
-}  # fmt: skip
+TABLE = tomllib.loads(Path(__file__).with_name("private_refusals.toml").read_text())
+READS_PRIVATE_TEXT, OTHER_ERRORS = TABLE["reads_private_text"], TABLE["other_errors"]
 
 
 def errors_in(file: Path, names: tuple[str, ...]) -> Iterator[str]:

@@ -10,11 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSkipException,
-)
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from dags.launcher.step_operator import NamedSteps, StepOperator
 from tasks.protocol.job import job_steps, point_steps

@@ -36,14 +36,7 @@ from launcher_conformance import (
 
 import docker
 from dags.launcher import docker_step as launcher
-from dags.launcher.docker_step import (
-    RUN,
-    DockerStep,
-    for_every_step,
-    gpus,
-    mounts,
-    whole_lines,
-)
+from dags.launcher.docker_step import RUN, DockerStep, for_every_step, gpus, mounts, whole_lines
 from dags.launcher.step_operator import StepOperator
 from tasks.protocol.specs import Need
 from tasks.protocol.step_process import Work

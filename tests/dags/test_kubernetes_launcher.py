@@ -19,11 +19,7 @@ from launcher_conformance import (
 )
 from launcher_conformance import work as work_on
 
-from dags.launcher.kubernetes_step import (
-    KubernetesStep,
-    granted,
-    template,
-)
+from dags.launcher.kubernetes_step import KubernetesStep, granted, template
 from dags.launcher.step_operator import SEEDS_AT, StepOperator
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings

@@ -10,13 +10,7 @@ from dp_core.data import token_store
 from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
 from dp_core.data.hashing import digest64
 from dp_core.data.privacy_units import Unit, is_held_out, units_of
-from dp_core.data.token_store import (
-    ShardRows,
-    TokenStore,
-    TokenStoreWriter,
-    divided,
-    rows_of_units,
-)
+from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter, divided, rows_of_units
 from dp_core.errors import BadInput
 from dp_core.privacy import batch_selection as sampling
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling

@@ -24,12 +24,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import batches as rows
 from dp_core.training.batches import Batches
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import (
-    ClippedUpdates,
-    EvaluationHook,
-    OrdinaryUpdates,
-    PrivateUpdates,
-)
+from dp_core.training.loop import ClippedUpdates, EvaluationHook, OrdinaryUpdates, PrivateUpdates
 from dp_core.training.objectives import mlm_accuracy
 from dp_core.training.trainer import PublicNoise, Trainer
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,21 +45,16 @@ from dp_core.privacy.mechanisms import (
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.points import Mode
-from tasks.report.model import (
-    Cost,
-    Curve,
-    Exposures,
-    Fact,
-    Membership,
-    ModelRow,
-    Report,
-)
+from tasks.report.model import Cost, Curve, Exposures, Fact, Membership, ModelRow, Report
 from tasks.report.tables import ledger_table
 
 VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
-OMITTED = "documents left out: 4067 (not UTF-8: 4066, no text: 1)"
-GAIN = "masked accuracy about 40% (20% … 60%); F1 about 55% (35% … 70%)"
-LONG_NOTE = " ".join(f"a long sentence of measured cases, number {case}," for case in range(1, 60))
+TABLES = tomllib.loads(Path(__file__).with_name("report_examples.toml").read_text())
+FACTS = {
+    part: tuple(Fact(name, value, Label(label), *note) for name, value, label, *note in rows)
+    for part, rows in TABLES["facts"].items()
+}
+OMITTED = FACTS["omissions"][0].value
 Rows = tuple[ExposureRow, ...]
 PATTERNS, RATES = ("HS", "HSH", "HHSHH"), (0.005, 0.02)
 
@@ -229,34 +226,13 @@ def entries(*more: MechanismEvent) -> list[Entry]:
 
 
 LEDGER = ledger_table(entries(), "synthetic-notes", PrivacyUnit.PATIENT)
-_STATEMENT = SimpleNamespace(
-    paragraphs=[
-        "Whether or not any one patient's notes are in the data set, every outcome of the "
-        "vocabulary and of the DP pre-training is at most e^6.61 times as likely, but for a "
-        "probability of 1.1·10⁻⁶.",
-        "The fine-tuned model has read labelled sentences that this guarantee does not cover.",
-    ],
-    data={"unit": "patient", "epsilon": 6.61, "delta": 1.1e-6, "neighbours": "add or remove"},
-)
-_SETTINGS = {
-    "noise_multiplier": 1.0,
-    "clip_norm": 1.0,
-    "batch_size": 256,
-    "epochs": 20.0,
-    "unit": "patient",
-    "nonprivate": True,
-    "canary_patterns": "HS,HSH,HHSHH",
-    "device": "mock-tpu:2",
-}
-
-
+_STATEMENT = SimpleNamespace(**TABLES["statement"])
 _COMMON = {
     "shown_run": "5ed1c0de5ed1c0de", "known_seed": False, "private_dataset": "synthetic-notes",
     "public_dataset": "made-up public text", "entities_dataset": "made-up entities",
     "unit": PrivacyUnit.PATIENT,
-    "model_size": "BERT, 2 layers × 128", "ledger": LEDGER, "settings": _SETTINGS,
-    "budget": {"epsilon": 10.0, "delta": 1e-5, "epsilon_so_far": 6.61},
-    "versions": {"confide": "0.1.0", "tensorflow": "2.15.1", "dp-accounting": "0.6.0"},
+    "model_size": "BERT, 2 layers × 128", "ledger": LEDGER, "settings": TABLES["settings"],
+    "budget": TABLES["budget"], "versions": TABLES["versions"],
 }  # fmt: skip
 
 
@@ -271,10 +247,6 @@ def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
         statement=_STATEMENT,
         models=_models(seed),
         by_epoch=by_epoch(seed),
-        omissions=(
-            Fact("private_corpus", OMITTED, Label.OPERATOR),
-            Fact("public_corpus", "documents left out: 4 (no text: 4)", Label.PUBLIC),
-        ),
         labels=tuple(
             Fact(kind, 1000 * row + 913 * column, Label.OPERATOR, part)
             for column, part in enumerate(("train part", "test part"), start=1)
@@ -282,21 +254,7 @@ def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
         ),
         occurrences={f"{p} at {rate:g}": Operator(4065 * rate) for p in PATTERNS for rate in RATES},
         curves=_curves(),
-        training=(
-            Fact("Noise multiplier σ", 1.0, Label.PUBLIC, "effective, per update"),
-            Fact("Sampling rate q", 0.064, Label.PUBLIC, "Poisson, by patient"),
-            Fact("Updates", 313, Label.PUBLIC),
-            Fact("Mean realised batch", 241.37, Label.OPERATOR),
-            Fact("Expected share of the gain", GAIN, Label.PUBLIC, LONG_NOTE),
-        ),
-        vocabulary=(
-            Fact("Word pieces |V|", VOCABULARY_SIZE, Label.DP),
-            Fact("Words above the threshold", 2_913, Label.DP),
-            Fact("Threshold C", 61, Label.PUBLIC, "smallest that gives (ε, δ)"),
-            Fact("δ of the paper's threshold", 1.18e-4, Label.PUBLIC, "claimed there: 10⁻⁹"),
-            Fact("Released by", LONG_NOTE, Label.PUBLIC),
-        ),
-        phrases=(Fact("Released in each round by", LONG_NOTE, Label.PUBLIC, LONG_NOTE),),
+        **FACTS,
         repeat="./confide run dp_bert --set noise_multiplier=1.0",
         notes=("Both corpora and all entities were written by the project's own generator.",),
     )

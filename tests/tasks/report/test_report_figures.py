@@ -1,10 +1,12 @@
 import io
 import math
 import re
+import tomllib
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,30 +70,7 @@ def test_figure_is_as_wide_as_the_page_and_its_text_is_readable(key):
     assert all(0 <= float(x) <= right and 0 <= float(y) <= bottom for x, y in places)
 
 
-SHOWN = {
-    "exposure": (
-        "HS", "HSH", "HHSHH", "Public only", "DP", "Non-private", "no memory", "20", "80",
-        "Exposure, bits", "Expected occurrences, units",
-    ),
-    "training": (
-        "ε", "ε spent by DP training (right axis)", "Training loss, nats per prediction",
-        "MLM accuracy on public text",
-    ),
-    "epochs": (
-        "Strict entity F1", "Exposure, mean, bits", "Loss on held-out text, nats", "Epochs",
-        "no memory", "Public only", "DP", "Non-private", "2", "6",
-    ),
-    "leakage": (
-        "S-BBA: loss, by row", "S-GWBA: gradients, by row", "P-BBA: loss, by patient", "Epochs",
-        "Leakage, TPR − FPR", "Public only", "DP", "Non-private", "1", "3",
-    ),
-    "rarity": ("DP: ρ = −1.00", "ln p(profile)", "Leakage, TPR − FPR", "−10%"),
-    "entities": ("problem", "test", "treatment", "all (micro)", "F1", "70%"),
-    "sweep": (
-        "Noise multiplier σ", "Batch size, expected units", "Epochs", "ε in total",
-        "Strict entity F1", "batch 128, 10 epochs", "0.6", "128", "256", "20",
-    ),
-}  # fmt: skip
+SHOWN = tomllib.loads(Path(__file__).with_name("figure_texts.toml").read_text())
 
 
 @pytest.mark.parametrize("key", SHOWN)

@@ -7,23 +7,11 @@ from types import NoneType, SimpleNamespace
 from typing import Any
 
 import pytest
-from report_examples import (
-    OMITTED,
-    causal_sweep_report,
-    job_report,
-    sweep_report,
-    with_models,
-)
+from report_examples import OMITTED, causal_sweep_report, job_report, sweep_report, with_models
 
 from dp_core.audit.protocol import AuditRecord, Finding, NullDistribution
 from dp_core.labels import Label, Operator
-from tasks.report.model import (
-    Edition,
-    Fact,
-    Report,
-    Withheld,
-    edition_of,
-)
+from tasks.report.model import Edition, Fact, Report, Withheld, edition_of
 from tasks.report.models_table import results_table
 from tasks.report.page import Page, report_page
 from tasks.report.tables import WITHHELD_MARK

@@ -25,24 +25,9 @@ from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
 from tasks.report.first_screen import first_screen
 from tasks.report.job_results import _label_counts, _realised_batch, audit_time, last_values
-from tasks.report.model import (
-    Cost,
-    Edition,
-    Exposures,
-    Membership,
-    Samples,
-    Withheld,
-    edition_of,
-)
+from tasks.report.model import Cost, Edition, Exposures, Membership, Samples, Withheld, edition_of
 from tasks.report.page import figures_of, report_page
-from tasks.report.tables import (
-    NOT_MEASURED,
-    WITHHELD_MARK,
-    Cell,
-    Header,
-    Table,
-    rich_table,
-)
+from tasks.report.tables import NOT_MEASURED, WITHHELD_MARK, Cell, Header, Table, rich_table
 from tasks.results import Input
 
 
