@@ -32,10 +32,6 @@ FENCE = re.compile(r"(?:^ *<!-- needs: (.+?) -->\n)?^( *)```(\w*)\n(.*?)^\2```$"
 LANGUAGES = {"sh", "python", "json", "toml", "ini", "text", "mermaid"}
 EXECUTED = ("init", "advise", "epsilon", "calibrate", "ledger", "paper-table", "doctor", "backup")
 FOLDERS = ("tests/", "docker/", "scripts/", "benchmarks/", "examples/", "docs/")
-FILES = {  # tables of notes that the pages name: how they are opened, and their header
-    "notes.csv": (open, ("PatNr", "Befundtext")),
-    "discharge.csv.gz": (gzip.open, ("subject_id", "text")),
-}
 
 
 def name_of(page: Path) -> str:
@@ -73,21 +69,18 @@ def parsed(words: list[str], **options: bool) -> None:
 
 
 @pytest.fixture
-def small_files(at_home, tmp_path, monkeypatch) -> Path:
-    """The current folder, with files of the names in the pages."""
-    folder = tmp_path / "current"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    for name, (opened, header) in FILES.items():
+def small_files(at_home, tmp_path, monkeypatch):
+    """Files of the names in the pages, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    rows = [("subject_id", "text"), *((n.patient_id, n.text) for n in notes(50, seed=5))]
+    for name, opened in {"notes.csv": open, "discharge.csv.gz": gzip.open}.items():
         with opened(name, "wt", newline="") as stream:
-            rows = [(note.patient_id, note.text) for note in notes(50, seed=5)]
-            csv.writer(stream).writerows([header, *rows])
-    (folder / "books").mkdir()
-    (folder / "books" / "a.txt").write_text("Public words.")
-    (folder / "ward.json").write_text('{"declared_units": 400}')
+            csv.writer(stream).writerows(rows)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "a.txt").write_text("Public words.")
+    (tmp_path / "ward.json").write_text('{"declared_units": 400}')
     (search,) = re.findall(r"`search.json` contains, .*?`(.+?)`", SWEEPS.read_text())
-    (folder / "search.json").write_text(f"{{{search}}}")
-    return folder
+    (tmp_path / "search.json").write_text(f"{{{search}}}")
 
 
 @pytest.mark.slow
