@@ -154,10 +154,7 @@ def test_last_task_decides_the_state_of_the_run(dags, name):
         ({"report": "success", "promote": "skipped", "outcome": "running"}, None),
         ({"report": "success", "measurement_1": "failed"}, "failed: measurement_1"),
         ({"report": "upstream_failed", "vocabulary": "failed"}, "failed: vocabulary"),
-        (
-            {"report": "skipped", "vocabulary": "skipped"},
-            "cancelled before report",
-        ),
+        ({"report": "skipped", "vocabulary": "skipped"}, "cancelled before report"),
         ({}, "cancelled before report"),
     ],
 )

@@ -137,9 +137,7 @@ _DONE: list[Finished] = []
 
 @pytest.fixture
 def finished(
-    e2e_home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    capfd: pytest.CaptureFixture[str],
+    e2e_home: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
 ) -> Finished:
     """The job, run once for all tests of this file; the output of each step is kept per task."""
     if not _DONE:

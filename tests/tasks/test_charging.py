@@ -72,8 +72,7 @@ def test_unregistered_data_set_is_refused(deployment):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"dataset": "letters"}, {"unit": PrivacyUnit.DOCUMENT}, {"declared_units": 50}],
+    "other", [{"dataset": "letters"}, {"unit": PrivacyUnit.DOCUMENT}, {"declared_units": 50}]
 )
 def test_charge_must_match_the_data_that_is_read(registered, other):
     ledger = Ledger.open(registered.ledger)

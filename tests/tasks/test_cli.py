@@ -236,8 +236,7 @@ def test_error_is_one_line_with_exit_code_2(confide, command, reason):
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
-    [("file", "be made ("), ("file/below", "be made ("), ("", "be written")],
+    ("place", "reason"), [("file", "be made ("), ("file/below", "be made ("), ("", "be written")]
 )
 def test_home_that_cannot_be_created_or_written_is_refused(
     confide, monkeypatch, tmp_path, place, reason

@@ -255,10 +255,7 @@ def test_stopped_step_ends_at_once_and_leaves_no_result(case, tmp_path):
         """
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline().strip() == "working"
     process.send_signal(signal.SIGTERM)

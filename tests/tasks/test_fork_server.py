@@ -70,10 +70,7 @@ class Served:
         given = fork_server.shared_environment(self.environment | {"CONFIDE_LEDGER": "secret"})
         with (folder / "server.log").open("wb") as log:
             self.process = supervisor.start(
-                [sys.executable, "-c", PROGRAM, str(folder), str(self.socket)],
-                given,
-                CHECKOUT,
-                log,
+                [sys.executable, "-c", PROGRAM, str(folder), str(self.socket)], given, CHECKOUT, log
             )
         wait_for(self.socket.exists)
 

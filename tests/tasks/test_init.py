@@ -18,10 +18,7 @@ MIMIC_IV = ("note_id", "subject_id", "hadm_id", "note_type", "charttime", "text"
 
 
 def write(
-    file: Path,
-    header: tuple[str, ...] = HEADER,
-    encoding: str = "utf-8",
-    delimiter: str = ";",
+    file: Path, header: tuple[str, ...] = HEADER, encoding: str = "utf-8", delimiter: str = ";"
 ) -> Path:
     """Write 116 notes of 58 patients."""
     opened = gzip.open if file.suffix == ".gz" else open

@@ -94,8 +94,7 @@ def test_folder_with_an_irregular_entry_is_refused(tmp_path, run, kind):
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["pipe", "/dev/zero", "/dev/null", "x" * 300, "nowhere", "note.txt/deeper", "round"],
+    "path", ["pipe", "/dev/zero", "/dev/null", "x" * 300, "nowhere", "note.txt/deeper", "round"]
 )
 def test_irregular_source_path_is_refused(tmp_path, run, path):
     os.mkfifo(tmp_path / "pipe")

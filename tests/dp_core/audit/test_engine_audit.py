@@ -146,9 +146,7 @@ def test_accumulation_noise_counted_once(monkeypatch):
 def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):
     true = PoissonSampling.draw
     monkeypatch.setattr(
-        PoissonSampling,
-        "draw",
-        lambda law, seed, n, rate, step: true(law, seed, n, rate, 0),
+        PoissonSampling, "draw", lambda law, seed, n, rate, step: true(law, seed, n, rate, 0)
     )
     found = audited(Guesses(310, 0), DiracCanaries(46), sampling_rate=0.1, steps=20)
     assert_contradicted(found)

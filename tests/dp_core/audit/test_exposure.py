@@ -75,10 +75,7 @@ def _model(memory: dict[int, int], seed: int) -> Ranker:
 
 
 def _data(
-    rank: Ranker,
-    canaries: list[Canary],
-    store: Any = None,
-    candidates: Sequence[int] = CANDIDATES,
+    rank: Ranker, canaries: list[Canary], store: Any = None, candidates: Sequence[int] = CANDIDATES
 ) -> CanaryData:
     return CanaryData(
         rank=rank,
@@ -235,10 +232,7 @@ def _alone_in_bert(favour_others: float, ranked: Sequence[int] = BERT_CANDIDATES
     shape = BertConfig.of_size(vocab_size=400, hidden=64, layers=1, max_positions=S)
     model = fresh(shape, 5)
     model.parameters[MLM_BIAS][OTHERS] += favour_others
-    canaries = [
-        *_draw(48, 0.1, 1, pool=BERT_CANDIDATES),
-        *_draw(32, 0.0, 2, pool=BERT_CANDIDATES),
-    ]
+    canaries = [*_draw(48, 0.1, 1, pool=BERT_CANDIDATES), *_draw(32, 0.0, 2, pool=BERT_CANDIDATES)]
     rows = measure(_data(ranker(model, ranked), canaries, candidates=BERT_CANDIDATES))
     (row,) = (row for row in rows if row.context == ALONE)
     return row

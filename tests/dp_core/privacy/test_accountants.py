@@ -91,8 +91,7 @@ def test_delta_inverts_epsilon():
 
 
 @pytest.mark.parametrize(
-    ("rate", "sigma", "steps", "delta"),
-    [(0.01, 1.0, 500, 1e-6), (0.1, 2.0, 100, 1e-5)],
+    ("rate", "sigma", "steps", "delta"), [(0.01, 1.0, 500, 1e-6), (0.1, 2.0, 100, 1e-5)]
 )
 def test_agrees_with_dp_accounting(rate, sigma, steps, delta):
     theirs = PLDAccountant().compose(
@@ -108,11 +107,7 @@ def test_phases_add_up():
 
 
 @settings(max_examples=8, deadline=None)
-@given(
-    rate=st.floats(1e-4, 1.0),
-    sigma=st.floats(0.5, 20.0),
-    steps=st.integers(1, 2000),
-)
+@given(rate=st.floats(1e-4, 1.0), sigma=st.floats(0.5, 20.0), steps=st.integers(1, 2000))
 def test_never_above_renyi_and_monotone(rate, sigma, steps):
     event, delta = single(rate, sigma, steps), 1e-6
     claimed = epsilon_pld(event, delta)

@@ -85,10 +85,7 @@ def test_total_with_an_unaccounted_release_is_infinite():
 
 @pytest.mark.parametrize(
     "event",
-    [
-        ThresholdedHistogram(300, 200.0, 1),
-        NoisedWeights(128, (1000,), ((0, 0, 1000),)),
-    ],
+    [ThresholdedHistogram(300, 200.0, 1), NoisedWeights(128, (1000,), ((0, 0, 1000),))],
     ids=["histogram", "weights"],
 )
 def test_release_that_is_certain_to_show_new_items_has_no_guarantee(event):

@@ -49,8 +49,7 @@ def exactly(
             earlier = range(1, min(t, len(c) - 1) + 1)
             g = [s[j] for s in sums] if sums else [0] * len(drawn)
             past = sum(
-                (c[i] * STEP * ((noise[t - i][j] - g[t - i]) // STEP) for i in earlier),
-                Fraction(0),
+                (c[i] * STEP * ((noise[t - i][j] - g[t - i]) // STEP) for i in earlier), Fraction(0)
             )
             own.append(value - math.floor(past + Fraction(1, 2)) if sums is None else value)
             m.append(g[t] - math.floor(past + Fraction(1, 2)))

@@ -178,10 +178,7 @@ def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is():
         ({"schedule": grown.schedule}, "batches of one expected size"),
         ({"sampling": CyclicPoissonSampling(7)}, "may take part every 7 updates"),
         ({"sampling": plan().sampling}, "may take part every 1 updates"),
-        (
-            {"strategy": ToeplitzStrategy.of(np.array([1.0, 0.99]))},
-            "4 times the noise of DP-SGD",
-        ),
+        ({"strategy": ToeplitzStrategy.of(np.array([1.0, 0.99]))}, "4 times the noise of DP-SGD"),
     ):
         with pytest.raises(PlanError, match=reason):
             dataclasses.replace(eight, **changes)

@@ -85,12 +85,7 @@ def test_models_with_only_small_or_only_large_parameters_are_noised():
 
 
 def test_noise_differs_between_updates_manifests_and_seeds():
-    others = [
-        drawn(),
-        drawn(t=4),
-        drawn(manifest=b"n"),
-        drawn(seed=PrivacySeed.fixed(1)),
-    ]
+    others = [drawn(), drawn(t=4), drawn(manifest=b"n"), drawn(seed=PrivacySeed.fixed(1))]
     assert len({flat(noise).tobytes() for noise in others}) == len(others)
     assert np.abs(np.corrcoef([flat(noise) for noise in others]) - np.eye(4)).max() < 0.1
 

@@ -133,8 +133,7 @@ def extractions(label: Label, rows: int, secrets: int) -> tuple[Finding, ...]:
     secret = tuple(extracted(decoding, secrets, 36, 3) for decoding in (TOP_K, GREEDY, SAMPLING))
     row = tuple(
         replace(
-            extracted(decoding, rows, 317, 101),
-            ceiling=None if label is Label.OPERATOR else 0.673,
+            extracted(decoding, rows, 317, 101), ceiling=None if label is Label.OPERATOR else 0.673
         )
         for decoding in (GREEDY, SAMPLING)
     )

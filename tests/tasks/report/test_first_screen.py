@@ -58,11 +58,7 @@ def test_publishable_verdict_ignores_withheld_exposure():
     [
         (0.6829, 0.3741, "added next to nothing to “Public only”: +0.0 points of strict"),
         (0.6900, 0.3801, "added nothing to “Public only”"),
-        (
-            0.6117,
-            0.2347,
-            "added to “Public only”: +7.1 points of strict entity F1 and +14.2",
-        ),
+        (0.6117, 0.2347, "added to “Public only”: +7.1 points of strict entity F1 and +14.2"),
     ],
 )
 def test_first_screen_states_the_gain_by_dp_training(f1, masked, words):

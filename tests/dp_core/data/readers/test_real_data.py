@@ -66,10 +66,7 @@ def test_sentences_and_entities(kind, file, sentences, tokens, found):
 
 @pytest.mark.parametrize(
     ("part", "found"),
-    [
-        ("train", {"Chemical": 5203, "Disease": 4182}),
-        ("test", {"Chemical": 5385, "Disease": 4424}),
-    ],
+    [("train", {"Chemical": 5203, "Disease": 4182}), ("test", {"Chemical": 5385, "Disease": 4424})],
 )
 def test_pubtator_gives_the_entities_of_the_columns(part, found):
     sentences, tokens, by_type, q = read("pubtator", f"ner_bc5cdr/pubtator_{part}.txt")
