@@ -49,7 +49,6 @@ def execute(notebook: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ["MPLBACKEND"] = "agg"  # steps that a notebook starts lack Jupyter's backend
     with TemporaryDirectory() as jupyter:
         install_kernel(Path(jupyter))
         for each in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):

@@ -26,12 +26,15 @@ WITHHELD = "/dev/null/withheld-from-this-step"
 
 
 _ORCHESTRATORS = re.compile(
-    r"_*AIRFLOW_.*|PYTHONPATH|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
+    r"_*AIRFLOW_.*|PYTHONPATH|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV|MPLBACKEND"
 )
 
 
 def without_orchestrator(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables of Airflow (and its secrets) and its Python."""
+    """Return an environment without the variables of Airflow (and its secrets) and its Python.
+
+    A notebook's backend of matplotlib goes too: the environment of the steps may not have it.
+    """
     return {n: value for n, value in environment.items() if not _ORCHESTRATORS.fullmatch(n)}
 
 

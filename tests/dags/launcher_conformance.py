@@ -83,6 +83,7 @@ class LauncherConformance:
             "CONFIDE_DOCKER_SOURCES": f"{DATA}:/data",
             "CONFIDE_DOCKER_CLUSTER": "cluster:/var/lib/confide-cluster",
             "AIRFLOW__CORE__FERNET_KEY": "a key",
+            "MPLBACKEND": "module://of_a_notebook",
         }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("CONFIDE_POD_TEMPLATES", raising=False)
@@ -196,7 +197,7 @@ class LauncherConformance:
         assert variables["CONFIDE_MESSAGES"]
         assert variables["CONFIDE_CACHE_BYTES"] == "5g"
         assert RunContext.model_validate_json(variables["CONFIDE_RUN_CONTEXT"]).task == "task"
-        assert not [name for name in variables if name.startswith("AIRFLOW")]
+        assert not [name for name in variables if name.startswith(("AIRFLOW", "MPL"))]
         assert "CONFIDE_LEDGER_READER" not in variables
         if Need.CHARGING in held:
             assert variables.get("CONFIDE_SEEDS", "") != WITHHELD
