@@ -599,9 +599,8 @@ def test_written_text_contains_released_words_and_inherits_their_cost(chain):
         update={"units": None, "corpus_uri": "written", "canaries_uri": "", "holdout": 0.0}
     )
     chain.inputs["written rows"] = chain.answer("written rows", token_store.run, rows)
-    assert chain.benches["written rows"].labels() == dict.fromkeys(
-        ("units", "rows", "tokens"), {DP}
-    )
+    labels = chain.benches["written rows"].labels()
+    assert labels == {"units": {DP}, "rows": {DP}, "tokens": {DP}}
     before = len(chain.ledger.history("notes"))
     context = chain.context("learned from phrases")
     training = chain.training(mode="released", plan=None, store_uri="written rows")
