@@ -397,7 +397,7 @@ class Delivery:
         for event in group:
             point = (fit(event.name), event.step)
             # Without an earlier total to replace, an infinite one is shown in words alone.
-            replaces = event.value < INFINITE or point[0] in dict(known)
+            replaces = event.value != INFINITE or point[0] in dict(known)
             if replaces and point not in known:
                 time_shown = shown_time(event.time, identity, experiment)
                 fresh[point] = Number(point[0], event.value, time_shown, event.step)

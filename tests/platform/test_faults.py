@@ -6,6 +6,7 @@ As for `test_stack.py`, `docker/ci` starts the stack; CONFIDE_STACK=faults selec
 import json
 import re
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -159,7 +160,9 @@ def test_no_metric_was_lost_or_duplicated(stack, run):
     arrived = stack.points(runs)
     results = stack.left("result.json", stack.outputs("dp_bert", run))
     for task, result in results.items():
-        expected = {(m["name"], m["step"]): m["value"] for m in result["metrics"]}
+        # MLflow has an infinite ε as a tag in words.
+        finite = [m for m in result["metrics"] if m["value"] != sys.float_info.max]
+        expected = {(m["name"], m["step"]): m["value"] for m in finite}
         values = {(key, step): value for key, step, value in arrived[task]}
         assert len(arrived[task]) == len(values), f"{task}: doubled"
         assert values == pytest.approx(expected), task
