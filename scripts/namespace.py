@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("dp_core", "tasks", "dags")
 NAMESPACE = "confide"
-LIBRARY = Path("tasks/library.py")  # the Python API; its __all__ are the names of `confide`
+PYTHON_API = Path("tasks/python_api.py")  # the Python API; its __all__ are the names of `confide`
 _TOP = f"({'|'.join(PACKAGES)})"
 _DOTTED = re.compile(rf"(?<![\w./{{-]){_TOP}\.(\w+)")  # a module, if there is such a file
 _COMMAND = re.compile(rf"(-m |import ){_TOP}\b")
@@ -41,7 +41,7 @@ __all__ = {names!r}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'confide' has no attribute {{name!r}}")
-    return getattr(import_module("confide.tasks.library"), name)
+    return getattr(import_module("confide.tasks.python_api"), name)
 
 
 def __dir__() -> list[str]:
@@ -116,7 +116,7 @@ def bare_names(text: str) -> list[str]:
 
 def public_names(root: Path = ROOT) -> list[str]:
     """Return the names that the Python API exports; none if there is no API."""
-    file = root / LIBRARY
+    file = root / PYTHON_API
     for node in ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else ():
         match node:
             case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
@@ -140,7 +140,7 @@ def write(folder: Path, root: Path = ROOT) -> Path:
             raise ValueError(f"{file.relative_to(package)}, {old[0]}: no rule renames this module")
         file.write_text(source, encoding="utf-8")
     names = public_names(root)
-    imports = "".join(f"    from confide.tasks.library import {n} as {n}\n" for n in names)
+    imports = "".join(f"    from confide.tasks.python_api import {n} as {n}\n" for n in names)
     init = _INIT.format(names=names, imports=imports.rstrip("\n") or "    pass")
     (package / "__init__.py").write_text(init, encoding="utf-8")
     (package / "py.typed").touch()

@@ -22,7 +22,7 @@ from tasks.protocol.sweep import SweepSettings
 
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 API = (  # packages and modules for a person who programs with Confide
-    "tasks.library",
+    "tasks.python_api",
     "dp_core.privacy.execution_plan",
     "dp_core.privacy.mechanisms",
     "dp_core.privacy.accounting.accountants",

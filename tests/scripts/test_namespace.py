@@ -88,7 +88,7 @@ def test_strings_that_equal_a_package_are_modules_or_paths():
 def test_names_of_the_package_are_those_of_the_library(tmp_path):
     (tmp_path / "tasks").mkdir()
     assert namespace.public_names(tmp_path) == []
-    (tmp_path / namespace.LIBRARY).write_text('__all__ = ["train", "Ledger"]\n')
+    (tmp_path / namespace.PYTHON_API).write_text('__all__ = ["train", "Ledger"]\n')
     assert namespace.public_names(tmp_path) == ["Ledger", "train"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dp_core.errors import BadInput, BudgetExceeded, ConfideError, Contradicted
 from dp_core.labels import Label
-from tasks import library
+from tasks import python_api
 from tasks.execution.run_job import Job, JobOutcome
 from tasks.protocol.job import job_steps, point_and_task
 from tasks.protocol.settings import JobSettings
@@ -59,12 +59,12 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
         started.append(job)
         return JobOutcome(job, deployment.logs)
 
-    monkeypatch.setattr(library, "run_and_give_back", start)
+    monkeypatch.setattr(python_api, "run_and_give_back", start)
     return started
 
 
-def budget(name: str = "notes", **terms: Any) -> library.RegisteredBudget:
-    return library.Ledger().register(name, **{"epsilon": 8, "delta": 1e-5} | terms)
+def budget(name: str = "notes", **terms: Any) -> python_api.RegisteredBudget:
+    return python_api.Ledger().register(name, **{"epsilon": 8, "delta": 1e-5} | terms)
 
 
 def test_job_is_the_job_of_the_command_line_with_the_same_settings(confide, tmp_path, jobs):
@@ -72,8 +72,8 @@ def test_job_is_the_job_of_the_command_line_with_the_same_settings(confide, tmp_
     words = ["--text", "Note", "--patient", "PatNr"]
     settings = confide.json("init", file, "--out", tmp_path / "s.json", *words)["settings"]
     settings |= {"target_epsilon": 8, "target_delta": 1e-5, "epochs": 2}
-    library.train(
-        library.read(file, text="Note", patient="PatNr"), budget=budget(), epsilon=8, epochs=2
+    python_api.train(
+        python_api.read(file, text="Note", patient="PatNr"), budget=budget(), epsilon=8, epochs=2
     )
     specs = job_steps(JobSettings(**settings))
     assert jobs[0].steps == [(*point_and_task(name), spec) for name, spec in specs.items()]
@@ -83,8 +83,8 @@ def test_job_is_the_job_of_the_command_line_with_the_same_settings(confide, tmp_
 def test_same_rows_in_memory_are_the_same_job_in_any_order_and_container(jobs):
     dataset = Dataset(**{name: cells[::-1] for name, cells in table().items()})
     for source in (Dataset(**table()), dataset, frame()):
-        notes = library.read(source, text="Note", patient="PatNr")
-        library.train(notes, budget=budget())
+        notes = python_api.read(source, text="Note", patient="PatNr")
+        python_api.train(notes, budget=budget())
     assert jobs[0].steps == jobs[1].steps == jobs[2].steps
     assert notes.bounds == {"patient": 30, "document": 60}
 
@@ -93,18 +93,18 @@ def test_rows_without_a_cell_lack_it():
     pandas = pytest.importorskip("pandas")
     for missing in (None, float("nan"), pandas.NA, pandas.NaT):
         rows = {"Note": TEXTS, "PatNr": [missing, *range(57)]}
-        assert "patient" not in library.read(Dataset(**rows), text="Note").bounds
+        assert "patient" not in python_api.read(Dataset(**rows), text="Note").bounds
 
 
 def test_objects_show_neither_text_nor_the_number_of_rows(jobs):
-    notes, account = library.read(TEXTS), budget("b", unit="document")
+    notes, account = python_api.read(TEXTS), budget("b", unit="document")
     record = SimpleNamespace(name="attack", finding=SECRET, label=Label.OPERATOR)
-    audit = library.AuditFindings((record,), SimpleNamespace(sentence="consistent"))
-    for shown in (notes, account, library.Ledger(), audit):
+    audit = python_api.AuditFindings((record,), SimpleNamespace(sentence="consistent"))
+    for shown in (notes, account, python_api.Ledger(), audit):
         for words in (repr(shown), shown._repr_html_()):
             assert SECRET not in words and "58" not in words
     assert "documents, at most: 60" in repr(notes) and "ε: 8" in repr(account)
-    html = library.Shown._repr_html_(SimpleNamespace(public=lambda: {"<i>": "<b>"}))
+    html = python_api.Shown._repr_html_(SimpleNamespace(public=lambda: {"<i>": "<b>"}))
     assert "<i>" not in html and "<b>" not in html
 
 
@@ -115,26 +115,28 @@ def test_objects_show_neither_text_nor_the_number_of_rows(jobs):
 def test_text_that_changed_after_read_is_refused(tmp_path, jobs, kind):
     file, texts = write(tmp_path / "notes.csv"), list(TEXTS)
     source = {"file": file, "list": texts, "frame": frame()}[kind]
-    notes = library.read(source, **{} if kind == "list" else {"text": "Note", "patient": "PatNr"})
+    notes = python_api.read(
+        source, **{} if kind == "list" else {"text": "Note", "patient": "PatNr"}
+    )
     texts[0] = "another text"
     write(file, texts)
     if kind == "frame":
         source.loc[0, "Note"] = texts[0]
     account = budget(unit="document")
     with pytest.raises(BadInput, match="changed since `read`"):
-        library.train(notes, budget=account)
+        python_api.train(notes, budget=account)
     assert jobs == [] and account.remaining.charged_entries == 0
 
 
 def test_text_under_a_second_name_is_refused_in_any_format(tmp_path, jobs):
-    notes = library.read(write(tmp_path / "notes.csv"), text="Note", patient="PatNr")
-    library.train(notes, budget=budget())
+    notes = python_api.read(write(tmp_path / "notes.csv"), text="Note", patient="PatNr")
+    python_api.train(notes, budget=budget())
     other = budget("other", unit="document")
     for source in (TEXTS[::-1], Dataset(**table()), write(tmp_path / "copy.csv")):
         columns = {} if isinstance(source, list) else {"text": "Note"}
         with pytest.raises(BadInput, match="was read as notes, which has another budget"):
-            library.train(library.read(source, **columns), budget=other)
-    library.train(notes, budget=budget())  # its first name stays valid
+            python_api.train(python_api.read(source, **columns), budget=other)
+    python_api.train(notes, budget=budget())  # its first name stays valid
     assert len(jobs) == 2
 
 
@@ -142,7 +144,7 @@ def test_another_unit_than_the_budgets_is_refused(jobs):
     for unit in ("patient", "example"):
         account = budget(unit, unit=unit)
         with pytest.raises(BadInput, match=f"the budget protects the {unit}"):
-            library.train(library.read(TEXTS), budget=account)
+            python_api.train(python_api.read(TEXTS), budget=account)
     with pytest.raises(BadInput, match="registered already, with another budget"):
         budget("patient", unit="document")
     with pytest.raises(BadInput, match="'ward' is none of"):
@@ -165,7 +167,7 @@ def test_another_unit_than_the_budgets_is_refused(jobs):
 def test_wrong_arguments_are_refused_before_the_job(jobs, settings, line):
     account = budget(unit="document")
     with pytest.raises(BadInput, match=line):
-        library.train(library.read(TEXTS), budget=account, **settings)
+        python_api.train(python_api.read(TEXTS), budget=account, **settings)
     assert jobs == []
 
 
@@ -174,7 +176,7 @@ def test_model_of_private_text_is_refused_as_public(tmp_path, jobs):
     folder.mkdir()
     (folder / "privacy_statement.json").write_text("{}")
     with pytest.raises(BadInput, match="of private text too"):
-        library.train(library.read(TEXTS), budget=budget(unit="document"), public=folder)
+        python_api.train(python_api.read(TEXTS), budget=budget(unit="document"), public=folder)
     assert jobs == []
 
 
@@ -182,21 +184,21 @@ def test_public_folder_is_a_model_or_text(tmp_path, jobs):
     folder, account = tmp_path / "public", budget(unit="document")
     folder.mkdir()
     (folder / "a.txt").write_text("public text")
-    library.train(library.read(TEXTS), budget=account, public=folder)
+    python_api.train(python_api.read(TEXTS), budget=account, public=folder)
     corpus = next(spec for _, task, spec in jobs[0].steps if task == "public_corpus")
     assert (corpus.format, corpus.path) == ("text", str(folder))
     (folder / "config.json").write_text("{}")
-    assert library._public_settings(folder, account.deployment) == {"public_model": str(folder)}
+    assert python_api._public_settings(folder, account.deployment) == {"public_model": str(folder)}
 
 
 @pytest.mark.parametrize("source", [{"text": TEXTS}, [1, 2], 3, Dataset(other=TEXTS), iter(TEXTS)])
 def test_source_without_text_is_refused(source):
     with pytest.raises(BadInput):
-        library.read(source)
+        python_api.read(source)
 
 
 def test_smaller_epsilon_leaves_delta_for_a_later_training(jobs):
-    library.train(library.read(TEXTS), budget=budget(unit="document"), epsilon=4)
+    python_api.train(python_api.read(TEXTS), budget=budget(unit="document"), epsilon=4)
     pretraining = [spec for *_, spec in jobs[0].steps if getattr(spec, "target", None)]
     assert sum(spec.plan.delta for spec in pretraining) < 2.5e-6
 
@@ -207,19 +209,19 @@ def test_smaller_epsilon_leaves_delta_for_a_later_training(jobs):
 def test_failed_job_raises_the_kind_of_its_exit_code(monkeypatch, code, kind):
     failed = {"exit_code": code, "failed": "budget: no room"}
     start = lambda job, deployment, _: JobOutcome(job, deployment.logs, **failed)  # noqa: E731
-    monkeypatch.setattr(library, "run_and_give_back", start)
+    monkeypatch.setattr(python_api, "run_and_give_back", start)
     with pytest.raises(kind, match="no room") as error:
-        library.train(library.read(TEXTS), budget=budget(unit="document"))
+        python_api.train(python_api.read(TEXTS), budget=budget(unit="document"))
     assert type(error.value) is kind
 
 
 def test_ledger_file_has_its_folder_next_to_it_or_the_home_that_holds_it(tmp_path, deployment):
-    ledger = library.Ledger(tmp_path / "ward.db")
+    ledger = python_api.Ledger(tmp_path / "ward.db")
     assert ledger.deployment.home == tmp_path / "ward.confide"
     assert ledger.deployment.seeds == tmp_path / "ward.confide" / "seeds"
-    assert library.Ledger(deployment.home / "copy.db").deployment.home != deployment.home
-    assert library.Ledger(deployment.home / "ledger.db").deployment == deployment
-    assert library.Ledger().deployment == deployment
+    assert python_api.Ledger(deployment.home / "copy.db").deployment.home != deployment.home
+    assert python_api.Ledger(deployment.home / "ledger.db").deployment == deployment
+    assert python_api.Ledger().deployment == deployment
 
 
 @pytest.mark.parametrize("has_tqdm", [True, False])
@@ -228,9 +230,9 @@ def test_progress_shows_steps_without_times(monkeypatch, capsys, has_tqdm):
         pytest.importorskip("tqdm")
     else:
         monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with library._progress(2) as watch:
+    with python_api._progress(2) as watch:
         for name in ("budget", "budget", "report"):
-            watch(name, library.StepProgress(done=0, total=0))
+            watch(name, python_api.StepProgress(done=0, total=0))
             time.sleep(0.11)
     shown = capsys.readouterr().err
     assert "budget" in shown and "report" in shown and "2" in shown

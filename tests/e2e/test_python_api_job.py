@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dp_core.errors import BadInput, BudgetExceeded
-from tasks import library as confide
+from tasks import python_api as confide
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.storage.backends import local_path
 
