@@ -15,7 +15,7 @@ from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, fresh
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
-from dp_core.vocabulary.byte_level import ALPHABET
+from dp_core.vocabulary.tokenizer_files import ALPHABET
 from tasks.execution.contract import run_step
 from tasks.protocol.specs import PrivacyAuditSpec, RunContext
 from tasks.results import read_findings

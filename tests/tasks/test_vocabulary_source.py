@@ -11,12 +11,12 @@ from step_outputs import output_folder
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
-from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary, save
+from dp_core.models.hugging_face import load_model, load_with_vocabulary, save
 from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.statement import privacy_statement
-from dp_core.vocabulary import byte_level, subwords, wordpiece
+from dp_core.vocabulary import byte_level, subwords, tokenizer_files, wordpiece
 from tasks.execution import contract
 from tasks.protocol.job import budget_of_run, job_steps, point_steps
 from tasks.protocol.least_privilege import Need
@@ -55,7 +55,7 @@ class Job:
         return output_folder(self.deployment, self.steps[task].output)
 
     def tokens(self) -> list[str]:
-        ids = read_vocabulary(self.folder("vocabulary"))
+        ids = tokenizer_files.stored_ids(self.folder("vocabulary"))[0]
         return sorted(ids, key=ids.__getitem__)
 
     @property
@@ -156,12 +156,12 @@ def test_impossible_vocabulary_sources_are_refused():
 def test_released_words_become_tokens(untracked, monkeypatch, kind):
     """Released words take precedence over merges of public words."""
     given: list[tuple[dict[str, int], list[str]]] = []
-    split = subwords.KINDS["wordpiece" if kind == "bert" else "byte-level-bpe"]
+    split = wordpiece if kind == "bert" else byte_level
     learned = split.learn
 
-    def learn(counts: Any, size: int, whole: Any) -> Any:
+    def learn(counts: Any, size: int, whole: Any, words: Any) -> Any:
         given.append((dict(counts), list(whole)))
-        return learned(counts, size, whole)
+        return learned(counts, size, whole, words)
 
     monkeypatch.setattr(split, "learn", learn)
     job = Job(untracked, model_kind=kind)
@@ -238,7 +238,7 @@ def test_checkpoint_keeps_its_tokens_and_embeddings(untracked, bert):
     ours = load_with_vocabulary(bert, tokens, seed=1).parameters[table]
     old = load_model(bert).parameters[table]
     for token in (*kept, new[0]):
-        pieces = wordpiece.of_tokens(theirs).encode(token, add_special_tokens=False)
+        pieces = tokenizer_files.of_checkpoint(bert).encode(token, add_special_tokens=False)
         positions = [theirs.index(t) for t in ([token] if token in theirs else pieces.tokens)]
         np.testing.assert_allclose(ours[tokens.index(token)], old[positions].mean(0), rtol=1e-6)
 
@@ -286,7 +286,7 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked):
     done = {task: job.run(task) for task in job.steps}
     first = done["vocabulary"]
     assert [r.epsilon for r in first.releases] == [float("inf")]
-    plain = subwords.vocabulary_digest(subwords.load(job.folder("vocabulary")))
+    plain = subwords.vocabulary_digest(tokenizer_files.load(job.folder("vocabulary")))
     assert first.facts["words_released"] == 0
     assert first.facts["digest"] != plain  # a keyed digest does not confirm guessed words
     first_tasks = ("budget", "private_corpus", "public_corpus", "reserve")
@@ -315,8 +315,8 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     """The folder is as OpenAI publishes it: one special token, and text with case."""
     words = {"Fever": 9, " is": 8, " common": 7, " Pain": 6}
     learned = byte_level.learn(words, 290, ())
-    byte_level.save(learned, tmp_path / "ours")
-    ours = read_vocabulary(tmp_path / "ours")
+    tokenizer_files.save(learned, tmp_path / "ours")
+    ours = tokenizer_files.stored_ids(tmp_path / "ours")[0]
     theirs = [t for t in sorted(ours, key=ours.__getitem__) if t not in SPECIAL_TOKENS]
     theirs.append("<|endoftext|>")
     folder = tmp_path / "gpt2"
@@ -337,7 +337,7 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     assert job.tokens() == [*SPECIAL_TOKENS, *theirs]
     text = "Fever is common"
     assert (
-        subwords.load(job.folder("vocabulary")).encode(text, add_special_tokens=False).tokens
+        tokenizer_files.load(job.folder("vocabulary")).encode(text, add_special_tokens=False).tokens
         == learned.encode(text, add_special_tokens=False).tokens
     )
     start = load_with_vocabulary(folder, job.tokens(), 1).parameters["embeddings/word"]
