@@ -53,7 +53,8 @@ class Segmentation:
         added = tokenizer.get_added_tokens_decoder().values()
         kept = tuple(sorted(token.content for token in added if not token.special))
         parts = (tokenizer.normalizer, tokenizer.pre_tokenizer)
-        return cls(*(p.__getstate__().decode() if p else "null" for p in parts), kept)
+        normalizer, pre_tokenizer = (p.__getstate__().decode() if p else "null" for p in parts)
+        return cls(normalizer, pre_tokenizer, kept)
 
     def to_json(self) -> dict[str, object]:
         """Return the segmentation for a manifest."""
@@ -178,7 +179,6 @@ class SpecialIds:
 Ints = NDArray[np.int64]
 _SPACE, _LETTER, _MARK, _ODD = range(4)
 _SPACES = b"\t\n\r "
-_LOWER = bytes(range(256)).lower()
 _TEXT = pa.large_string()
 _MANY = 1 << 19  # items merged at once
 
@@ -223,7 +223,7 @@ def encode_bert_words(texts: pa.Array, segmentation: Segmentation = BERT) -> Wor
     if segmentation.placeholders:
         for match in re.finditer(_any_of(segmentation.placeholders).encode(), data):
             classes[match.start() : match.end()] = _ODD
-    odd = _join_odd(classes, ends)
+    joined, odd = _join_odd(classes, ends)
     letter, space = classes == _LETTER, classes == _SPACE
     # A word begins at every non-space byte that does not continue a run of letters of its text.
     begins = ~space
@@ -233,8 +233,10 @@ def encode_bert_words(texts: pa.Array, segmentation: Segmentation = BERT) -> Wor
     # Once the spaces are removed, each word ends where the next word begins.
     flags = begins.view(np.uint8) | (space.view(np.uint8) << 1)
     offsets = np.flatnonzero(np.frombuffer(flags.tobytes().translate(None, b"\2"), np.bool_))
-    lowercase = json.loads(segmentation.normalizer)["lowercase"]
-    squeezed = data.translate(_LOWER if lowercase else None, _SPACES)
+    if json.loads(segmentation.normalizer)["lowercase"]:  # placeholders keep their case
+        both = np.frombuffer(data, np.uint8), np.frombuffer(data.lower(), np.uint8)
+        data = np.where(joined, *both).tobytes()
+    squeezed = data.translate(None, _SPACES)
     encoded = pa.Array.from_buffers(
         pa.large_binary(),
         len(offsets),
@@ -275,15 +277,16 @@ def _bytes_of(texts: pa.Array) -> tuple[bytes, Ints]:
     return bytes(memoryview(data)[ends[0] : ends[-1]]) if data else b"", ends - ends[0]
 
 
-def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
+def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> tuple[NDArray[np.bool_], Ints]:
     """Turn every run between spaces that holds an odd byte into a run of letters, in place.
 
     Returns:
-        The offsets at which these runs begin, spaces not counted.
+        Whether each byte is in such a run, and the offsets at which the runs begin, spaces not
+        counted.
     """
     odd = np.flatnonzero(classes == _ODD)
     if not len(odd):
-        return odd
+        return np.zeros(1, np.bool_), odd
     breaks = np.concatenate([[-1], np.flatnonzero(classes == _SPACE), [len(classes)]])
     after = np.searchsorted(breaks, odd)
     text = np.searchsorted(ends, odd, "right")
@@ -293,10 +296,11 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
     change[begins], change[stops] = 1, -1
     # A run that ends where the run of the next text begins must not switch the flag off.
     change[np.intersect1d(begins, stops)] = 0
-    classes[np.cumsum(change[:-1], dtype=np.int8) > 0] = _LETTER
+    joined = np.cumsum(change[:-1], dtype=np.int8) > 0
+    classes[joined] = _LETTER
     first: Ints = np.unique(begins)
     first -= np.searchsorted(breaks, first) - 1  # subtract the spaces before each run
-    return first
+    return joined, first
 
 
 def _split_odd(words: WordCodes, odd: Ints, segmentation: Segmentation) -> WordCodes:

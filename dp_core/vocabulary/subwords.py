@@ -44,7 +44,11 @@ SubwordKind = Literal["wordpiece", "byte-level-bpe"]
 
 
 def segmentation(
-    kind: SubwordKind, *, lowercase: bool, strip_accents: bool, placeholders: Sequence[str]
+    kind: SubwordKind,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool = True,
+    placeholders: Sequence[str] = (),
 ) -> Segmentation:
     """Return the words of a vocabulary that is learned; byte-level ones keep case and accents.
 
@@ -62,8 +66,9 @@ def learn(
     counts: Mapping[str, int], size: int, whole: Sequence[str], words: Segmentation
 ) -> Tokenizer:
     """Return a tokenizer of the kind of the counted words; see `wordpiece.learn`."""
-    kind = wordpiece if words.pre_tokenizer == BERT.pre_tokenizer else byte_level
-    return kind.learn(counts, size, whole, words)
+    if words.pre_tokenizer == BERT.pre_tokenizer:
+        return wordpiece.learn(counts, size, whole, words)
+    return byte_level.learn(counts, size, whole, words)
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:

@@ -57,7 +57,7 @@ def tokens_file(tokenizer: Tokenizer) -> str:
 
 def spelt(tokenizer: Tokenizer, token: int | str) -> str:
     """Return the characters of a token, without marks of a word's beginning or continuation."""
-    name = tokenizer.id_to_token(token) if isinstance(token, int) else token
+    name = str(tokenizer.id_to_token(token)) if isinstance(token, int) else token
     if is_byte_level(tokenizer):
         return str(tokenizer.decoder.decode([name])).strip()
     return name.removeprefix(PREFIX)
@@ -91,7 +91,8 @@ def _assembled(model: Json, parts: Mapping[str, Any], added: Sequence[Json]) -> 
     about = {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [*special, *added], "post_processor": None, "decoder": None,
-        "normalizer": parts["normalizer"], "pre_tokenizer": parts["pre_tokenizer"], "model": model,
+        "normalizer": parts.get("normalizer"), "pre_tokenizer": parts["pre_tokenizer"],
+        "model": model,
     }  # fmt: skip
     tokenizer = Tokenizer.from_str(json.dumps(about))
     byte_level = is_byte_level(tokenizer)
@@ -215,9 +216,10 @@ def of_checkpoint(folder: Path) -> Tokenizer:
     new = {stored: special for special, stored in roles.items() if shared[stored] == 1}
     own = [new.get(token, token) for token in sorted(about["model"]["vocab"], key=old.__getitem__)]
     ids = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *own)))}
-    for token in (about["model"], *(about.get("added_tokens") or ())):
-        field = "content" if "content" in token else "unk_token"
-        token[field] = new.get(token.get(field), token.get(field))
+    for token in about.get("added_tokens") or ():
+        token["content"] = new.get(token["content"], token["content"])
+    unknown = about["model"].get("unk_token")
+    about["model"]["unk_token"] = new.get(unknown, unknown)
     added = _renumbered(about, ids)
     try:
         tokenizer = _assembled({**about["model"], "vocab": ids}, about, added)
@@ -267,7 +269,8 @@ def _stored(folder: Path) -> Json:
     try:
         if (folder / WHOLE).is_file():
             about: Json = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
-            about["model"].setdefault("type", "WordPiece")
+            if about["model"].get("type", "WordPiece") == "WordPiece":
+                about["model"] = {**WORD_PIECE, **about["model"]}
         else:
             about = _from_lists(folder, config)
         for part in _parts(about, "normalizer"):
@@ -303,7 +306,7 @@ def _from_lists(folder: Path, config: Json) -> Json:
             text = (folder / MERGES).read_text(encoding="utf-8")
             lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
             model["merges"] = [line.rstrip("\r").split(" ") for line in lines]
-    stated, known = config.get("tokenizer_class"), _CLASSES[model["type"]]
+    stated, known = config.get("tokenizer_class"), _CLASSES[str(model["type"])]
     if stated is not None and str(stated).removesuffix("Fast") not in known:
         about["unknown"] = f"the class {stated}"
     return {**about, "model": {**model, "vocab": vocabulary}}

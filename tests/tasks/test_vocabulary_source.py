@@ -266,14 +266,23 @@ def test_checkpoint_baseline_is_evaluated_unchanged(untracked, bert):
         np.testing.assert_array_equal(ours.parameters[name], ordered)
 
 
-def test_cased_and_undeclared_checkpoints_are_refused(untracked, bert):
+def test_changed_segmentation_is_charged_as_a_new_release(untracked, bert):
+    """The same tokens with another normalization count other words, which need other noise."""
+    job = Job(untracked, vocabulary_source="checkpoint+private", public_model=str(bert))
+    job.run("private_corpus", "public_corpus", "checkpoint", "vocabulary")
+    uncased, digest = job.tokens(), (job.folder("checkpoint") / "result.json").read_text()
+    assert len(job.charges) == 1
     (bert / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
+    for task in ("checkpoint", "vocabulary"):
+        (job.folder(task) / "result.json").unlink()
     with pytest.raises(BadInput, match="declare-public"):
         job.run("checkpoint")
     declare_public(str(bert), untracked, known_private=False)
-    with pytest.raises(BadInput, match="do_lower_case is false"):
-        job.run("checkpoint")
+    job.run("checkpoint", "vocabulary")
+    assert (job.folder("checkpoint") / "result.json").read_text() != digest
+    assert len(job.charges) == 2
+    new = set(job.tokens()) - set(uncased)
+    assert any(not word.islower() for word in new if word.isalpha())
 
 
 # --- exact counts, for the operator
@@ -345,6 +354,7 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     # The begin and end tokens are both initialised from the single special token.
     np.testing.assert_array_equal(start[2], start[3])
     np.testing.assert_array_equal(start[2], model.parameters["embeddings/word"][-1])
-    masked = Job(untracked, vocabulary_source="checkpoint", public_model=str(folder))
-    with pytest.raises(BadInput, match="not those of a wordpiece model"):
-        masked.run("checkpoint", "vocabulary")
+    more = Job(untracked, vocabulary_source="checkpoint+private", public_model=str(folder))
+    with pytest.raises(BadInput, match="private words cannot be added to byte-level tokens"):
+        more.run("private_corpus", "checkpoint", "vocabulary")
+    assert job.charges == []
