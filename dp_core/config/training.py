@@ -44,7 +44,7 @@ class ArchitectureConfig(Config, section=ESSENTIALS):
         dense_units: feed-forward: units of each dense layer, separated by commas.
     """
 
-    model_kind: Literal["bert", "distilbert", "gpt2", "llama", "feed-forward"] = setting(
+    model_kind: Literal["bert", "distilbert", "roberta", "gpt2", "llama", "feed-forward"] = setting(
         "bert", "Kind of model", section=MORE_TRAINING
     )
     layers: int = setting(2, "Layers", ge=1, le=48)

@@ -19,13 +19,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import decoders, pre_tokenizers
 
-from dp_core.data.tokens import SpecialIds
+from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
 from dp_core.errors import BadInput
 from dp_core.models.architectures import (
     config_from_hf,
     config_to_hf,
     tensors_from_hf,
     tensors_to_hf,
+    unused_positions,
 )
 from dp_core.models.config import BertConfig, CausalConfig
 from dp_core.models.parameters import (
@@ -35,6 +36,7 @@ from dp_core.models.parameters import (
     HEADS,
     MLM_BIAS,
     POOLER,
+    POSITION,
     TAGGER,
     TRANSITIONS,
     WORD,
@@ -110,6 +112,8 @@ def load_model(folder: Path) -> AnyModel:
     encoder = [name for name in shapes if not name.startswith(HEADS)]
     names = [*encoder, *_OF_CLASSIFIER[head]] if head else list(shapes)
     parameters = tensors_from_hf(_read_tensors(folder), config, names)
+    if POSITION in parameters:
+        parameters[POSITION] = parameters[POSITION][unused_positions(about) :]
     for name, shape in shapes.items():
         if name not in parameters and not name.startswith(HEADS):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
@@ -197,6 +201,7 @@ def _labels(about: dict[str, Any]) -> tuple[str, ...]:
 _BYTE_LEVEL, _WHOLE = "vocab.json", "tokenizer.json"
 _CONTINUES = "##"
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, both before and after a text
+_OF_ROBERTA = dict(zip(SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"), strict=True))
 _BYTES = decoders.ByteLevel()
 _SPACE = "\u2581"  # SentencePiece's mark at the start of a word, as in Llama 2
 
@@ -221,11 +226,14 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
         BadInput: as `load_model`, or the folder has no vocabulary.
     """
     model = load_model(folder)
-    old, prefix = _names_for(tokens, *_stored_vocabulary(folder))
+    stored, marking = _stored_vocabulary(folder)
+    old, prefix = _names_for(tokens, stored, marking)
     config = replace(model.config, vocab_size=len(tokens))
     if isinstance(config, CausalConfig):  # begin and end tokens may have other names
         old = {"[CLS]": config.begin, "[SEP]": config.end} | old
         config = replace(config, begin=SpecialIds.cls, end=SpecialIds.sep)
+    else:
+        old = {ours: stored[name] for ours, name in _OF_ROBERTA.items() if name in stored} | old
     table = model.parameters[WORD]
     if max(old.values(), default=0) >= len(table):
         raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
@@ -301,8 +309,10 @@ def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], _Marking]:
         if (folder / _BYTE_LEVEL).is_file():
             tokens = dict(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8")))
             return tokens, "byte-level"
-        about = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))["model"]
+        whole = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))
+        about, added = whole["model"], whole.get("added_tokens", ())
         vocabulary: dict[str, int] = dict(about["vocab"])
+        vocabulary |= {token["content"]: token["id"] for token in added}
         if about["type"] == "BPE":
             marked = any(token.startswith(_SPACE) for token in vocabulary)
             return vocabulary, "marked" if marked else "byte-level"

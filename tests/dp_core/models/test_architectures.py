@@ -135,6 +135,7 @@ LLAMA = SIZES | {"hidden": 16, "heads": 4, "intermediate": 24}
 MODELS = {
     "bert": (SHAPES["bert"], Reference.bert),
     "distilbert": (SHAPES["distilbert"], Reference.bert),
+    "roberta": (SHAPES["roberta"], Reference.bert),
     "gpt2": (SHAPES["gpt2"], Reference.gpt2),
     "llama": (LlamaConfig(**LLAMA), Reference.llama),
     "llama of one group": (LlamaConfig(**LLAMA, key_heads=1), Reference.llama),
