@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from dp_core.models.architectures import (
 from dp_core.models.config import BertConfig, CausalConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
+    CLASSIFIERS,
     HEAD,
     HEAD_BIAS,
     HEADS,
@@ -47,6 +48,7 @@ from dp_core.models.parameters import (
     initial_values,
     language_model,
     parameter_shapes,
+    shape_facts,
 )
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
@@ -106,6 +108,31 @@ def load_model(folder: Path) -> AnyModel:
     Raises:
         BadInput: missing files, an unsupported architecture, or tensors of the wrong shape.
     """
+    model = _stored_model(folder)
+    classifies = any(name.startswith(CLASSIFIERS) for name in model.parameters)
+    return model if classifies else language_model(model)
+
+
+def checkpoint_facts(folder: Path) -> dict[str, Any]:
+    """Return the shape, the positions and the presence of a language model's head in a folder.
+
+    Raises:
+        BadInput: as `load_model`, or the folder has no vocabulary or one larger than the table.
+    """
+    model = _stored_model(folder)
+    config, stored = model.config, model.parameters.keys()
+    _refuse_tokens_beyond(model.parameters[WORD], read_vocabulary(folder), folder)
+    head = stored >= parameter_shapes(config).keys()
+    return {"shape": shape_facts(config), "positions": config.max_positions, "head": head}
+
+
+def _refuse_tokens_beyond(table: Sized, ids: Mapping[str, int], folder: Path) -> None:
+    if max(ids.values(), default=0) >= len(table):
+        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
+
+
+def _stored_model(folder: Path) -> AnyModel:
+    """Read a model with the heads that its folder holds, as `load_model` does."""
     about = _read_config(folder)
     config = config_from_hf(about)
     head, shapes = _classifier(about), parameter_shapes(config)
@@ -122,11 +149,9 @@ def load_model(folder: Path) -> AnyModel:
                 f"{name} is {parameters[name].shape}, but {CONFIG} states {shape}",
                 where=f"{folder}/{WEIGHTS}",
             )
-    if head is None:
-        return language_model(Model(config, parameters))
-    if f"{head}/kernel" not in parameters:
+    if head and f"{head}/kernel" not in parameters:
         raise BadInput("the classifier is missing", where=f"{folder}/{WEIGHTS}")
-    return Model(config, parameters, _labels(about))
+    return Model(config, parameters, _labels(about) if head else ())
 
 
 def _classifier(about: dict[str, Any]) -> str | None:
@@ -235,8 +260,7 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
     else:
         old = {ours: stored[name] for ours, name in _OF_ROBERTA.items() if name in stored} | old
     table = model.parameters[WORD]
-    if max(old.values(), default=0) >= len(table):
-        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
+    _refuse_tokens_beyond(table, old, folder)
     spelt = [_spelt(token, old, prefix) for token in tokens]
     changed = {WORD: _exchanged(WORD, table, spelt, seed)}
     if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:
