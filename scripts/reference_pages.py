@@ -5,6 +5,7 @@
 
 import json
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +22,7 @@ from tasks.protocol.settings_file import PRESETS, preset
 from tasks.protocol.sweep import SweepSettings
 
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+METRICS = Path(__file__).resolve().parents[1] / "tasks" / "tracking" / "metrics.toml"
 API = (  # packages and modules for a person who programs with Confide
     "tasks.python_api",
     "dp_core.privacy.execution_plan",
@@ -115,6 +117,18 @@ def audits_page() -> str:
     return "\n".join([head, *rows]) + "\n"
 
 
+def metrics_page() -> str:
+    """Return a table of the metrics, for each kind of step."""
+    parts = ["# Metrics", "Each step logs its metrics to MLflow; `{}` is a placeholder."]
+    for kind, metrics in tomllib.loads(METRICS.read_text()).items():
+        rows = [
+            f"| `{name}` | {labels} | {text(words)} |" for name, (labels, words) in metrics.items()
+        ]
+        head = "| metric | label | meaning |\n| --- | --- | --- |"
+        parts.append("\n".join([f"## {kind.capitalize()}\n", head, *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
 def modules_page(title: str, modules: Sequence[str], *, members: bool) -> str:
     """Return a page with the docstrings of modules, and of their members."""
     option = "" if members else "\n    options:\n      members: false"
@@ -135,6 +149,7 @@ def pages() -> dict[str, str]:
         "commands": commands_page(),
         "exit-codes": exit_codes_page(),
         "audits": audits_page(),
+        "metrics": metrics_page(),
         "formats": modules_page("Formats", modules, members=False),
         "python": modules_page("Python API", API, members=True),
     }

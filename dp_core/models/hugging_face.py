@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,18 @@ from dp_core.models.architectures import (
     config_to_hf,
     tensors_from_hf,
     tensors_to_hf,
+    unused_positions,
 )
 from dp_core.models.config import BertConfig, CausalConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
+    CLASSIFIERS,
     HEAD,
     HEAD_BIAS,
     HEADS,
     MLM_BIAS,
     POOLER,
+    POSITION,
     TAGGER,
     TRANSITIONS,
     WORD,
@@ -45,6 +48,7 @@ from dp_core.models.parameters import (
     initial_values,
     language_model,
     parameter_shapes,
+    shape_facts,
 )
 from dp_core.vocabulary.tokenizer_files import ALPHABET, stored_ids
 
@@ -105,12 +109,39 @@ def load_model(folder: Path) -> AnyModel:
     Raises:
         BadInput: missing files, an unsupported architecture, or tensors of the wrong shape.
     """
+    model = _stored_model(folder)
+    classifies = any(name.startswith(CLASSIFIERS) for name in model.parameters)
+    return model if classifies else language_model(model)
+
+
+def checkpoint_facts(folder: Path) -> dict[str, Any]:
+    """Return the shape, the positions and the presence of a language model's head in a folder.
+
+    Raises:
+        BadInput: as `load_model`, or the folder has no vocabulary or one larger than the table.
+    """
+    model = _stored_model(folder)
+    config, stored = model.config, model.parameters.keys()
+    _refuse_tokens_beyond(model.parameters[WORD], stored_ids(folder)[0], folder)
+    head = stored >= parameter_shapes(config).keys()
+    return {"shape": shape_facts(config), "positions": config.max_positions, "head": head}
+
+
+def _refuse_tokens_beyond(table: Sized, ids: Mapping[str, int], folder: Path) -> None:
+    if max(ids.values(), default=0) >= len(table):
+        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
+
+
+def _stored_model(folder: Path) -> AnyModel:
+    """Read a model with the heads that its folder holds, as `load_model` does."""
     about = _read_config(folder)
     config = config_from_hf(about)
     head, shapes = _classifier(about), parameter_shapes(config)
     encoder = [name for name in shapes if not name.startswith(HEADS)]
     names = [*encoder, *_OF_CLASSIFIER[head]] if head else list(shapes)
     parameters = tensors_from_hf(_read_tensors(folder), config, names)
+    if POSITION in parameters:
+        parameters[POSITION] = parameters[POSITION][unused_positions(about) :]
     for name, shape in shapes.items():
         if name not in parameters and not name.startswith(HEADS):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
@@ -119,11 +150,9 @@ def load_model(folder: Path) -> AnyModel:
                 f"{name} is {parameters[name].shape}, but {CONFIG} states {shape}",
                 where=f"{folder}/{WEIGHTS}",
             )
-    if head is None:
-        return language_model(Model(config, parameters))
-    if f"{head}/kernel" not in parameters:
+    if head and f"{head}/kernel" not in parameters:
         raise BadInput("the classifier is missing", where=f"{folder}/{WEIGHTS}")
-    return Model(config, parameters, _labels(about))
+    return Model(config, parameters, _labels(about) if head else ())
 
 
 def _classifier(about: dict[str, Any]) -> str | None:
@@ -226,8 +255,7 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
         old = {"[CLS]": config.begin, "[SEP]": config.end} | old
         config = replace(config, begin=SpecialIds.cls, end=SpecialIds.sep)
     table = model.parameters[WORD]
-    if max(old.values(), default=0) >= len(table):
-        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
+    _refuse_tokens_beyond(table, old, folder)
     spelt = [_spelt(token, old, prefix) for token in tokens]
     changed = {WORD: _exchanged(WORD, table, spelt, seed)}
     if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:

@@ -37,8 +37,8 @@ MEASURED = Path(__file__).with_name("gain_curve.json")  # written by benchmarks/
 CONFIDENCE = 0.95
 # T₀, updates that learn half without noise. The trainings of the curve by gradients lie closer
 # to one curve with 200 than with 60 (deviation 0.07 of the gain, not 0.09), hardly so beyond.
-# After text from phrases, which has taught most of it: at one ε, 36 updates of 1,024 patients bring
-# 0.6 to 1.1 points, 141 of 256 none (docs/phrases.md).
+# Phrases have taught most of it: at one ε, 36 updates of 1,024 patients then bring more than 141 of
+# 256 (docs/phrases.md).
 HALF_LEARNED = {"gradients": 200, "phrases": 5}
 # v: the total variance of clipped single-row gradients over the squared norm of their mean.
 # On made-up notes at the public model, norms of 1, 4 and 8 rows: 0.31, 0.55 and 0.66

@@ -243,7 +243,7 @@ def stored_ids(folder: Path) -> tuple[dict[str, int], str]:
     A special token with several roles has several names. The type is WordPiece or BPE.
 
     Raises:
-        BadInput: no readable vocabulary, or more tokens than the model has.
+        BadInput: no readable vocabulary.
     """
     about = _stored(folder)
     if (kind := about["model"]["type"]) not in ("BPE", "WordPiece"):
@@ -252,11 +252,7 @@ def stored_ids(folder: Path) -> tuple[dict[str, int], str]:
     shared = Counter(roles.values())
     renamed = {stored for stored in roles.values() if shared[stored] == 1}
     kept = {token: i for token, i in old.items() if token not in renamed}
-    ids = {**kept, **{special: old[stored] for special, stored in roles.items()}}
-    table = _json(folder / "config.json").get("vocab_size")
-    if isinstance(table, int) and max(ids.values(), default=0) >= table:
-        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
-    return ids, kind
+    return {**kept, **{special: old[stored] for special, stored in roles.items()}}, kind
 
 
 def _stored(folder: Path) -> Json:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -167,12 +168,17 @@ def _run_step(
 
 @contextmanager
 def stops_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit that first stops the started processes."""
+    """Turn SIGTERM and SIGHUP into an exit that first stops the started processes.
+
+    Python handles signals in the main thread only; in another thread nothing changes.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:

@@ -1,12 +1,13 @@
-"""Copy the tokenizer of a public model into the store, for a vocabulary that keeps them.
+"""Describe a public model, and copy its tokenizer into the store for a vocabulary that keeps it.
 
-A step that reads external files never charges a ledger. The vocabulary step may charge one, so it
-reads these tokens from the output of this step.
+A step that reads external files never charges a ledger. The steps `reserve` and `vocabulary` may
+charge one, so they read the model's shape and tokens from the output of this step.
 """
 
 from __future__ import annotations
 
 from dp_core.labels import Public
+from dp_core.models.hugging_face import checkpoint_facts
 from dp_core.vocabulary import tokenizer_files
 from dp_core.vocabulary.subwords import vocabulary_digest
 from tasks.context import StepContext, StepOutput
@@ -20,11 +21,13 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     (source,) = spec.sources
     opened = open_source(source, context)
     refuse_own_model(opened.path, source.field)
-    tokenizer_files.stored_ids(opened.path)  # refuses tokens that the model's table lacks
+    facts = {"source_digest": opened.digest, **checkpoint_facts(opened.path)}
+    if not spec.keeps_tokens:
+        return StepOutput(outputs={}, facts=facts)
     tokenizer = tokenizer_files.of_checkpoint(opened.path)
     tokenizer_files.save(tokenizer, context.out)
     context.measure("vocabulary_size", Public(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},
-        facts={"source_digest": opened.digest, "digest": vocabulary_digest(tokenizer)},
+        facts={**facts, "digest": vocabulary_digest(tokenizer)},
     )

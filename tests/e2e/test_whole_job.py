@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,6 +263,19 @@ def test_operator_metrics_are_absent_from_the_public_experiment(finished):
 def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> list[Path]:
     client.download_artifacts(run, of, str(folder))
     return [file for file in folder.rglob("*") if file.is_file()]
+
+
+def test_reference_lists_every_metric_with_its_label(finished):
+    listed = {}
+    for metrics in tomllib.loads(Path("tasks/tracking/metrics.toml").read_text()).values():
+        for name, (labels, _) in metrics.items():
+            listed[re.compile(re.escape(name).replace(r"\{\}", ".+"))] = labels.split(", ")
+    for task in finished.steps:
+        for one in finished.result(task).metrics:
+            (labels,) = {
+                tuple(labels) for name, labels in listed.items() if name.fullmatch(one.name)
+            }
+            assert one.label in labels, one
 
 
 def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished):

@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.execution import contract
+from tasks.execution.run_job import stops_on_signals
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import GiveBackSpec, RunContext
@@ -84,6 +86,17 @@ def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(deployment, le
     with plans_given_back(deployment, RUN):  # the next run
         assert states(ledger) == [State.WITHDRAWN]
     assert killed_runs(deployment) == frozenset()
+
+
+def test_job_of_another_thread_leaves_the_signals_unchanged():
+    def handler() -> Any:
+        with stops_on_signals():
+            return signal.getsignal(signal.SIGTERM)
+
+    ours = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(handler).result() is ours
+    assert handler() is not ours
 
 
 def test_last_step_of_a_dag_run_withdraws_its_plan(untracked, ledger):

@@ -160,14 +160,6 @@ def test_tokenizer_that_cannot_be_reproduced_is_refused_with_the_supported_ones(
     assert "\n" not in str(refusal.value)
 
 
-def test_vocabulary_larger_than_the_table_is_refused(tmp_path):
-    written(tmp_path, {"vocab.txt": LISTED, "config.json": {"vocab_size": len(TOKENS)}})
-    assert stored_ids(tmp_path)[0] == WORD_PIECES["vocab"]
-    written(tmp_path, {"config.json": {"vocab_size": len(TOKENS) - 1}})
-    with pytest.raises(BadInput, match="larger than the model's table"):
-        stored_ids(tmp_path)
-
-
 # --- learned vocabularies
 
 
