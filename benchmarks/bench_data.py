@@ -48,7 +48,7 @@ from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary import tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
 from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import UnitWords, word_counts
@@ -188,7 +188,7 @@ def measured(
         yield name, with_rates(figures, texts)
         if name == next(iter(CASES)):
             known = word_counts(ProcessPool(1), shards_of(work / "corpus")[:1], UNIT)
-            tokenizer = wordpiece.learn(dict(known.most_common(20_000)), 8000)
+            tokenizer = subwords.learn(dict(known.most_common(20_000)), 8000)
             tokenizer_files.save(tokenizer, work / "vocabulary")
             tokenizer.save(str(work / "tokenizer.json"))
     if python:

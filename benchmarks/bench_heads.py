@@ -38,7 +38,7 @@ from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.finetune import Epochs, finetune
 from dp_core.training.heads import ClassHead, TaggingHead
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 
 RESULT = ROOT / "benchmarks" / "results" / "heads.json"
 LAYERS, HIDDEN, TOKENS, BATCH, RATE = 2, 128, 4000, 32, 1e-3
@@ -59,7 +59,7 @@ def encoder(tokenizer: Tokenizer, length: int, seed: int) -> Bert:
 
 def vocabulary(texts: Sequence[str]) -> Tokenizer:
     counts = Counter(word for text in texts for word in split_words(text))
-    return wordpiece.learn(counts, TOKENS)
+    return subwords.learn(counts, TOKENS)
 
 
 def trained(head: Any, items: Sequence[Any], tokenizer: Tokenizer, **how: int) -> Bert:

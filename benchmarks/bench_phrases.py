@@ -49,7 +49,7 @@ from dp_core.training import loop
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import OrdinaryUpdates
 from dp_core.training.objectives import mlm_accuracy, objective_for
-from dp_core.vocabulary import tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from dp_core.vocabulary.ngram_release import calibrate, release_phrases
 from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import in_turns, whole_words
@@ -128,7 +128,7 @@ def words_of(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Learn the tokens as the product does; return the known words and the released words."""
     public = document_counts(public_units(folder), split_words)
-    known = whole_words(public, wordpiece.learn(public, TOKENS))
+    known = whole_words(public, subwords.learn(public, TOKENS))
     plan = selection_plan(
         "elimination", settings["epsilon_v"], settings["delta_v"], int(settings["words"]),
         declared_units=int(settings["units"]),
@@ -137,7 +137,7 @@ def words_of(
     shard = item_sets(held, plan.items_per_unit, seed_key(SEED), exclude=known)
     released = dict(plan.release([shard], PrivacySeed.fixed("words"), b"bench"))
     counts = public + Counter(released)
-    tokenizer_files.save(wordpiece.learn(counts, TOKENS, in_turns(public, released)), folder)
+    tokenizer_files.save(subwords.learn(counts, TOKENS, in_turns(public, released)), folder)
     return dict(counts), released
 
 

@@ -50,7 +50,7 @@ from dp_core.data.tokens import BERT, SPECIAL_TOKENS, split_words
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.privacy.statement import totals
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from dp_core.vocabulary.tokenizer_files import WORD_PIECE, learned
@@ -129,8 +129,8 @@ class Texts:
             for word in split_words(text)
         )
         self.public = public_counts(folder)
-        self.whole = whole_words(self.public, wordpiece.learn(self.public, SIZE))
-        ids = wordpiece.learn(novels_counts(folder), SIZE).get_vocab()
+        self.whole = whole_words(self.public, subwords.learn(self.public, SIZE))
+        ids = subwords.learn(novels_counts(folder), SIZE).get_vocab()
         self.checkpoint = sorted(ids, key=ids.__getitem__)
         self.known: dict[str, frozenset[str]] = {
             "private": frozenset(),
@@ -146,9 +146,9 @@ class Texts:
     def tokenizer(self, row: Row, seed: int) -> tuple[Tokenizer, int, dict[str, float]]:
         """Return a row's tokenizer, the number of private words in it, and the charged ε and δ."""
         if row.source == "public":
-            return wordpiece.learn(self.public, SIZE), 0, {}
+            return subwords.learn(self.public, SIZE), 0, {}
         if row.source == "nonprivate":
-            return wordpiece.learn(self.exact, SIZE), len(self.exact), {}
+            return subwords.learn(self.exact, SIZE), len(self.exact), {}
         if row.source == "checkpoint":
             return tokenizer_of(self.checkpoint), 0, {}
         assert row.mechanism is not None
@@ -172,13 +172,13 @@ class Texts:
         if not counts and not released:
             # every word is unknown
             return tokenizer_of([]), 0, charged
-        tokenizer = wordpiece.learn(counts + Counter(released), SIZE, whole)
+        tokenizer = subwords.learn(counts + Counter(released), SIZE, whole)
         return tokenizer, len(released), charged
 
 
 def tokenizer_of(tokens: list[str]) -> Tokenizer:
     """Return an uncased tokenizer of tokens, to which the special ones are added."""
-    return learned(list(dict.fromkeys((*SPECIAL_TOKENS, *tokens))), BERT, **WORD_PIECE)
+    return learned(list(dict.fromkeys((*SPECIAL_TOKENS, *tokens))), BERT, WORD_PIECE)
 
 
 def fit_of(tokenizer: Tokenizer, words: Counter[str]) -> Fit:

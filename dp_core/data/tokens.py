@@ -56,7 +56,7 @@ class Segmentation:
         normalizer, pre_tokenizer = (p.__getstate__().decode() if p else "null" for p in parts)
         return cls(normalizer, pre_tokenizer, kept)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return the segmentation for a manifest."""
         return {
             "normalizer": json.loads(self.normalizer),
@@ -146,7 +146,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the five special tokens; by default the ids that `wordpiece.learn` assigns."""
+    """Ids of the five special tokens; by default the ids that `subwords.learn` assigns."""
 
     pad: int = 0
     unk: int = 1

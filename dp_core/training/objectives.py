@@ -140,7 +140,7 @@ def objective_for(config: ModelConfig, continuation: Flags | None = None) -> Obj
     Args:
         config: the model's shape.
         continuation: (V,) true for pieces that continue a word, to mask whole words; see
-            `wordpiece.continuation_tokens`. None masks single pieces. Causal models ignore it.
+            `continuation_tokens`. None masks single pieces. Causal models ignore it.
     """
     if isinstance(config, CausalConfig):
         return Objective("causal-lm", causal_examples, causal_row_losses)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from dp_core.config.privacy import VocabularyConfig
 from dp_core.data.corpus import Shard, read_shard
 from dp_core.data.privacy_units import in_blocks, is_held_out, units_of
 from dp_core.data.tokens import (
@@ -34,8 +35,8 @@ from dp_core.data.tokens import (
 )
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import byte_level, wordpiece
-from dp_core.vocabulary.tokenizer_files import GPT2
+from dp_core.vocabulary.merges import learn_tokens
+from dp_core.vocabulary.tokenizer_files import ALPHABET, GPT2, PREFIX, WORD_PIECE, learned
 
 if TYPE_CHECKING:
     from dp_core.cluster.shard_map import ShardMap
@@ -43,32 +44,72 @@ if TYPE_CHECKING:
 SubwordKind = Literal["wordpiece", "byte-level-bpe"]
 
 
-def segmentation(
-    kind: SubwordKind,
-    *,
-    lowercase: bool = True,
-    strip_accents: bool = True,
-    placeholders: Sequence[str] = (),
-) -> Segmentation:
+def segmentation(kind: SubwordKind, config: VocabularyConfig) -> Segmentation:
     """Return the words of a vocabulary that is learned; byte-level ones keep case and accents.
 
     Raises:
         BadInput: a placeholder is a special token, which no text may contain.
     """
+    placeholders = tuple(sorted(set(config.placeholders.split())))
     if special := sorted(set(placeholders) & set(SPECIAL_TOKENS)):
         raise BadInput(f"{special[0]} is a special token", where="placeholders")
     if kind == "wordpiece":
-        return bert_segmentation(lowercase, strip_accents, placeholders)
-    return replace(GPT2, placeholders=tuple(placeholders))
+        return bert_segmentation(config.lowercase, config.strips_accents, placeholders)
+    return replace(GPT2, placeholders=placeholders)
 
 
 def learn(
-    counts: Mapping[str, int], size: int, whole: Sequence[str], words: Segmentation
+    counts: Mapping[str, int], size: int, whole: Sequence[str] = (), words: Segmentation = BERT
 ) -> Tokenizer:
-    """Return a tokenizer of the kind of the counted words; see `wordpiece.learn`."""
-    if words.pre_tokenizer == BERT.pre_tokenizer:
-        return wordpiece.learn(counts, size, whole, words)
-    return byte_level.learn(counts, size, whole, words)
+    """Return a tokenizer of words, WordPiece or byte-level BPE, with at most `size` tokens.
+
+    It is post-processing of released and public words. Byte-level words are written in 256
+    characters that represent the bytes, so their alphabet depends on no text.
+
+    Args:
+        counts: counts of words: noised for released words, exact for public ones.
+        size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4, followed by
+            placeholders and the alphabet.
+        whole: distinct words, of which the first become single tokens (`whole_words_apart`).
+        words: the segmentation of the counted words, which the tokenizer shares.
+
+    Raises:
+        BadInput: there is no word, or `size` has no room for an alphabet.
+    """
+    if not counts:
+        raise BadInput(
+            "no word passed the threshold",
+            where="vocabulary",
+            fix="Raise ε, δ or the number of units, lower words_per_unit, or use public text too.",
+        )
+    counts = {word: count for word, count in counts.items() if word not in words.placeholders}
+    base, bert = [*SPECIAL_TOKENS, *words.placeholders], words.pre_tokenizer == BERT.pre_tokenizer
+    least = 4 * len(SPECIAL_TOKENS) if bert else len(base) + len(ALPHABET)
+    if size < least:
+        raise BadInput(
+            f"{size} tokens are too few for the special tokens and an alphabet",
+            where="vocabulary_size",
+            fix=f"Use {max(100, least)} or more.",
+        )
+    base += _alphabet(counts, (size - len(base)) // 2) if bert else ALPHABET
+    tokens, merges = learn_tokens(counts, base, size, whole, prefix=PREFIX if bert else "")
+    # As in Llama 3, a byte-level word that is a token is used whole: whole words have no merges.
+    bpe = {"type": "BPE", "merges": merges, "ignore_merges": True}
+    return learned(tokens, words, WORD_PIECE if bert else bpe)
+
+
+def _alphabet(counts: Mapping[str, int], room: int) -> list[str]:
+    """Return the most frequent characters, each as a start and as a continuation of words.
+
+    At most `room` tokens are returned. They are sorted, because equal counts must give equal
+    vocabularies.
+    """
+    weight: Counter[str] = Counter()
+    for word, count in counts.items():
+        for character in word:
+            weight[character] += count
+    kept = sorted(sorted(weight), key=lambda c: -weight[c])[: room // 2]
+    return [*sorted(kept), *(PREFIX + c for c in sorted(kept))]
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:

@@ -5,17 +5,21 @@ special tokens are [PAD] [UNK] [CLS] [SEP] [MASK] with the ids 0 to 4, and no te
 "[MASK]" written in a note is text, not a command.
 
 A checkpoint keeps its normalizer, its pre-tokenizer and its model, so texts are split as in its
-training. Only its special tokens are renamed and moved.
+training. Only its special tokens are renamed and moved. `tokenizer_files.toml` lists the parts that
+are supported.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, processors
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -27,22 +31,17 @@ WHOLE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 WORD_PIECES, BYTE_LEVEL, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 ALPHABET = tuple(sorted(ByteLevel.alphabet()))  # one character for each byte
 PREFIX = "##"  # of WordPiece's tokens that continue a word
-
-Json = dict[str, Any]
-_BERT_FLAGS = {  # of the normalizer, as `tokenizer_config.json` names them
-    "lowercase": "do_lower_case",
-    "strip_accents": "strip_accents",
-    "handle_chinese_chars": "tokenize_chinese_chars",
-}
-_LITERAL = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-
-
-WORD_PIECE = {
-    "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": PREFIX,
-    "max_input_chars_per_word": 100,
-}  # fmt: skip
 # GPT-2's words: a space belongs to the word after it, case matters, digits and letters do not mix.
 GPT2 = Segmentation("null", ByteLevel(add_prefix_space=False).__getstate__().decode())
+
+Json = dict[str, Any]
+_TABLES: Json = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+WORD_PIECE: Json = _TABLES["word_piece"]
+_LITERAL = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+_SUPPORTED = (
+    "Supported are WordPiece, and byte-level BPE as in GPT-2, RoBERTa, ModernBERT and Llama 3. A"
+    " job can also exchange the tokens (vocabulary_source)."
+)
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
@@ -58,12 +57,19 @@ def tokens_file(tokenizer: Tokenizer) -> str:
 def spelt(tokenizer: Tokenizer, token: int | str) -> str:
     """Return the characters of a token, without marks of a word's beginning or continuation."""
     name = str(tokenizer.id_to_token(token)) if isinstance(token, int) else token
-    if is_byte_level(tokenizer):
-        return str(tokenizer.decoder.decode([name])).strip()
-    return name.removeprefix(PREFIX)
+    text = tokenizer.decoder.decode([name]) if is_byte_level(tokenizer) else name
+    return str(text).strip().removeprefix(PREFIX)
 
 
-def learned(tokens: Sequence[str], words: Segmentation, **model: Any) -> Tokenizer:
+def continuation_tokens(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
+    """Return bool `[V]`: true for tokens that continue a word; false for all byte-level tokens."""
+    out = np.zeros(tokenizer.get_vocab_size(), np.bool_)
+    for token, i in tokenizer.get_vocab().items():
+        out[i] = token.startswith(PREFIX) and len(token) > len(PREFIX)
+    return out & (not is_byte_level(tokenizer))
+
+
+def learned(tokens: Sequence[str], words: Segmentation, model: Json) -> Tokenizer:
     """Return the tokenizer of learned tokens.
 
     Args:
@@ -85,15 +91,12 @@ def _assembled(model: Json, parts: Mapping[str, Any], added: Sequence[Json]) -> 
         added: further added tokens.
     """
     special = [
-        {"id": i, "content": token, **_LITERAL, "special": True}
+        {**_LITERAL, "id": i, "content": token, "special": True}
         for i, token in enumerate(SPECIAL_TOKENS)
     ]
-    about = {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [*special, *added], "post_processor": None, "decoder": None,
-        "normalizer": parts.get("normalizer"), "pre_tokenizer": parts["pre_tokenizer"],
-        "model": model,
-    }  # fmt: skip
+    about = dict.fromkeys(("truncation", "padding", "post_processor", "decoder", "normalizer"))
+    about |= {name: parts[name] for name in ("normalizer", "pre_tokenizer") if name in parts}
+    about |= {"version": "1.0", "added_tokens": [*special, *added], "model": model}
     tokenizer = Tokenizer.from_str(json.dumps(about))
     byte_level = is_byte_level(tokenizer)
     tokenizer.decoder = decoders.ByteLevel() if byte_level else decoders.WordPiece(PREFIX)
@@ -116,18 +119,21 @@ def takes_words(tokenizer: Tokenizer) -> bool:
 def with_words(tokenizer: Tokenizer, words: Iterable[str]) -> Tokenizer:
     """Return a WordPiece tokenizer with more whole words, after all its other words."""
     about = json.loads(tokenizer.to_str())
-    own = about["model"]["vocab"]
-    ids = {t: i for i, t in enumerate(dict.fromkeys((*sorted(own, key=own.__getitem__), *words)))}
-    return _assembled({**about["model"], "vocab": ids}, about, _renumbered(about, ids))
+    return _ordered(about, [*about["model"]["vocab"], *words])
 
 
-def _renumbered(about: Json, ids: Mapping[str, int]) -> list[Json]:
-    """Return the added tokens after the special ones: words of the model, or after all of them."""
+def _ordered(about: Json, tokens: Iterable[str]) -> Tokenizer:
+    """Return a tokenizer whose model has these tokens after the special ones.
+
+    Added tokens that are not tokens of the model follow, in their order.
+    """
+    ids = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *tokens)))}
     added = sorted(about.get("added_tokens") or (), key=lambda token: token["id"])
     added = [token for token in added if token["content"] not in SPECIAL_TOKENS]
     later = (token["content"] for token in added if token["content"] not in ids)
     places = {**ids, **{token: len(ids) + i for i, token in enumerate(later)}}
-    return [{**token, "id": places[token["content"]]} for token in added]
+    added = [{**token, "id": places[token["content"]]} for token in added]
+    return _assembled({**about["model"], "vocab": ids}, about, added)
 
 
 def save(tokenizer: Tokenizer, folder: Path | str) -> None:
@@ -135,22 +141,20 @@ def save(tokenizer: Tokenizer, folder: Path | str) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / WHOLE))
-    about = json.loads(tokenizer.to_str())
-    normalizer, ids = about["normalizer"] or {}, tokenizer.get_vocab()
+    about, ids = json.loads(tokenizer.to_str()), tokenizer.get_vocab()
     tokens = sorted(ids, key=ids.__getitem__)
     config: Json = {f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS}
     # This class reads all of tokenizer.json; GPT2Tokenizer would omit its template.
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    listed = "".join(f"{token}\n" for token in tokens)
     if is_byte_level(tokenizer):
         config |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
         lines = "".join(f"{left} {right}\n" for left, right in about["model"]["merges"])
         (folder / MERGES).write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
         listed = json.dumps({token: ids[token] for token in tokens}, ensure_ascii=False)
-    else:
-        listed = "".join(f"{token}\n" for token in tokens)
-        if normalizer.get("type") == "BertNormalizer":
-            config["tokenizer_class"] = "BertTokenizer"
-            config |= {stated: normalizer[flag] for flag, stated in _BERT_FLAGS.items()}
+    elif (normalizer := about["normalizer"] or {}).get("type") == "BertNormalizer":
+        config["tokenizer_class"] = "BertTokenizer"
+        config |= {name: normalizer[flag] for flag, name in _TABLES["bert"].items()}
     (folder / tokens_file(tokenizer)).write_text(listed, encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -174,31 +178,6 @@ def load(folder: Path | str) -> Tokenizer:
 
 # --- checkpoints
 
-_CLASSES = {  # without tokenizer.json, the files of these classes determine a tokenizer
-    "WordPiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
-    "BPE": ("GPT2Tokenizer", "RobertaTokenizer", "DistilRobertaTokenizer"),
-}
-_OPTIONS = ("dropout", "byte_fallback", "end_of_word_suffix")  # of BPE; not supported
-_NORMALIZERS = {
-    *("BertNormalizer", "Lowercase", "StripAccents"),
-    *("NFC", "NFD", "NFKC", "NFKD"),
-}
-_PRE_TOKENIZERS = {
-    *("BertPreTokenizer", "ByteLevel", "Split", "Digits"),
-    *("Punctuation", "Whitespace", "WhitespaceSplit"),
-}
-_SUPPORTED = (
-    "Supported are WordPiece, and byte-level BPE as in GPT-2, RoBERTa, ModernBERT and Llama 3. A"
-    " job can also exchange the tokens (vocabulary_source)."
-)
-_ROLES = {  # settings that name a special token, and its usual names
-    "[PAD]": (("pad_token",), ("<pad>",)),
-    "[UNK]": (("unk_token",), ("<unk>",)),
-    "[CLS]": (("cls_token", "bos_token"), ("<s>", "<|begin_of_text|>", "<|endoftext|>")),
-    "[SEP]": (("sep_token", "eos_token"), ("</s>", "<|end_of_text|>", "<|endoftext|>")),
-    "[MASK]": (("mask_token",), ("<mask>",)),
-}
-
 
 def of_checkpoint(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model from any source, with this project's special tokens.
@@ -210,31 +189,21 @@ def of_checkpoint(folder: Path) -> Tokenizer:
         BadInput: no readable tokenizer, or one that cannot be reproduced.
     """
     about = _stored(folder)
-    _refuse_unsupported(about, folder)
-    old, roles = _ids(about), _roles(folder, about)
-    shared = Counter(roles.values())
-    new = {stored: special for special, stored in roles.items() if shared[stored] == 1}
-    own = [new.get(token, token) for token in sorted(about["model"]["vocab"], key=old.__getitem__)]
-    ids = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *own)))}
-    for token in about.get("added_tokens") or ():
-        token["content"] = new.get(token["content"], token["content"])
-    unknown = about["model"].get("unk_token")
-    about["model"]["unk_token"] = new.get(unknown, unknown)
-    added = _renumbered(about, ids)
-    try:
-        tokenizer = _assembled({**about["model"], "vocab": ids}, about, added)
-    except Exception as error:  # tokenizers raises no narrower class
-        raise BadInput(
-            f"its tokenizer cannot be read: {MERGES} or {WHOLE} does not fit its tokens",
-            where=str(folder),
-            fix=_SUPPORTED,
-        ) from error
-    expected = {**ids, **{token["content"]: token["id"] for token in added}}
-    commands = set(SpecialIds().as_tuple()) - {SpecialIds.unk}
-    written = tokenizer.encode(" ".join(SPECIAL_TOKENS), add_special_tokens=False).ids
-    if tokenizer.get_vocab() != expected or commands & set(written):
-        raise BadInput("its special tokens occur in texts", where=str(folder), fix=_SUPPORTED)
-    return tokenizer
+    ids, reason = about["model"]["vocab"], next(_unsupported(about), None)
+    if not reason:
+        try:
+            tokenizer = _ordered(about, sorted(ids, key=ids.__getitem__))
+            read = tokenizer.encode(" ".join(SPECIAL_TOKENS), add_special_tokens=False).ids
+            if set(SpecialIds().as_tuple()).intersection(read) <= {SpecialIds.unk}:
+                return tokenizer
+            reason = "special tokens that occur in texts"
+        except Exception:  # noqa: BLE001 - tokenizers raises no narrower class
+            reason = "merges that do not fit its tokens"
+    raise BadInput(
+        f"the model's tokenizer cannot be reproduced: it has {reason}"[:200],
+        where=str(folder),
+        fix=_SUPPORTED,
+    )
 
 
 def stored_ids(folder: Path) -> tuple[dict[str, int], str]:
@@ -246,124 +215,110 @@ def stored_ids(folder: Path) -> tuple[dict[str, int], str]:
         BadInput: no readable vocabulary.
     """
     about = _stored(folder)
-    if (kind := about["model"]["type"]) not in ("BPE", "WordPiece"):
-        raise BadInput(f"tokens of the type {kind}"[:80], where=str(folder), fix=_SUPPORTED)
-    old, roles = _ids(about), _roles(folder, about)
-    shared = Counter(roles.values())
-    renamed = {stored for stored in roles.values() if shared[stored] == 1}
-    kept = {token: i for token, i in old.items() if token not in renamed}
-    return {**kept, **{special: old[stored] for special, stored in roles.items()}}, kind
+    return {**_ids(about), **about["roles"]}, about["model"]["type"]
 
 
 def _stored(folder: Path) -> Json:
-    """Return `tokenizer.json`, or the same content made from the files that determine it.
+    """Return the content of `tokenizer.json`, in which special tokens have this project's names.
 
-    As in `transformers`, `tokenizer_config.json` overrides case, accents, Chinese characters and
-    the space before a text.
+    The field `roles` has the ids of special tokens. Without the file, its content is made from the
+    files that determine it. As in `transformers`, `tokenizer_config.json` overrides case, accents,
+    Chinese characters and the space before a text.
     """
     config = _json(folder / CONFIG)
     try:
         if (folder / WHOLE).is_file():
             about: Json = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
-            if about["model"].get("type", "WordPiece") == "WordPiece":
-                about["model"] = {**WORD_PIECE, **about["model"]}
         else:
             about = _from_lists(folder, config)
+        if (model := about["model"]).setdefault("type", "WordPiece") == "WordPiece":
+            model = about["model"] = {**WORD_PIECE, **model}
         for part in _parts(about, "normalizer"):
             if part["type"] == "BertNormalizer":
-                part |= {f: config[name] for f, name in _BERT_FLAGS.items() if name in config}
+                part |= {f: config[name] for f, name in _TABLES["bert"].items() if name in config}
         for part in _parts(about, "pre_tokenizer"):
             if part["type"] == "ByteLevel" and "add_prefix_space" in config:
                 part["add_prefix_space"] = config["add_prefix_space"]
-        if not all(isinstance(i, int) and i >= 0 for i in _ids(about).values()):
-            raise ValueError("an id is not a number")
+        ids = _ids(about)
+        if model["type"] not in _TABLES["classes"] or {type(i) for i in ids.values()} - {int}:
+            raise ValueError("another type of model, or an id that is no number")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(
             f"no readable {WORD_PIECES}, {BYTE_LEVEL} or {WHOLE}", where=str(folder), fix=_SUPPORTED
         ) from error
+    roles = _roles({**_json(folder / "special_tokens_map.json"), **config}, ids)
+    about["roles"] = {special: ids[token] for special, token in roles.items()}
+    shared = Counter(roles.values())
+    new = {token: special for special, token in roles.items() if shared[token] == 1}
+    model["vocab"] = {new.get(token, token): i for token, i in model["vocab"].items()}
+    model["unk_token"] = new.get(model.get("unk_token"), model.get("unk_token"))
+    for token in about.get("added_tokens") or ():
+        token["content"] = new.get(token["content"], token["content"])
     return about
 
 
 def _from_lists(folder: Path, config: Json) -> Json:
     """Return the content of `tokenizer.json` as `transformers` makes it from lists of tokens."""
     added = [{"id": int(i), **t} for i, t in config.get("added_tokens_decoder", {}).items()]
-    about: Json = {"added_tokens": added}
     if (folder / WORD_PIECES).is_file():
         lines = (folder / WORD_PIECES).read_text(encoding="utf-8").split("\n")
-        vocabulary = {token.rstrip("\r"): i for i, token in enumerate(lines) if token}
-        about |= BERT.to_json()
+        tokens = {token.rstrip("\r"): i for i, token in enumerate(lines) if token}
+        about = {"model": {"type": "WordPiece", "vocab": tokens}, **BERT.to_json()}
         about["normalizer"]["strip_accents"] = None  # follows the case
-        model = WORD_PIECE
     else:
-        vocabulary = dict(json.loads((folder / BYTE_LEVEL).read_text(encoding="utf-8")))
-        about |= GPT2.to_json()
-        model = {"type": "BPE"}
+        tokens = json.loads((folder / BYTE_LEVEL).read_text(encoding="utf-8"))
+        about = {"model": {"type": "BPE", "vocab": tokens}, **GPT2.to_json()}
         if (folder / MERGES).is_file():
-            text = (folder / MERGES).read_text(encoding="utf-8")
-            lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
-            model["merges"] = [line.rstrip("\r").split(" ") for line in lines]
-    stated, known = config.get("tokenizer_class"), _CLASSES[str(model["type"])]
-    if stated is not None and str(stated).removesuffix("Fast") not in known:
-        about["unknown"] = f"the class {stated}"
-    return {**about, "model": {**model, "vocab": vocabulary}}
+            lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()
+            pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+            about["model"]["merges"] = pairs
+    stated = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    if stated and stated not in _TABLES["classes"][about["model"]["type"]]:
+        about["unknown"] = stated
+    return {**about, "added_tokens": added}
 
 
-def _refuse_unsupported(about: Json, folder: Path) -> None:
-    """Refuse a tokenizer that is not certain to split texts as in the training of its model."""
+def _unsupported(about: Json) -> Iterator[str]:
+    """Yield the reasons why a tokenizer may split texts otherwise than in its model's training."""
     model = about["model"]
-    normalizers = [part["type"] for part in _parts(about, "normalizer")]
-    pre_tokenizers = [part["type"] for part in _parts(about, "pre_tokenizer")]
-    reasons = [
-        *([about["unknown"]] if "unknown" in about else []),
-        *(f"the normalizer {name}" for name in normalizers if name not in _NORMALIZERS),
-        *(f"the pre-tokenizer {name}" for name in pre_tokenizers if name not in _PRE_TOKENIZERS),
-        *(f"{name}" for name in _OPTIONS if model.get(name)),
-    ]
+    if "unknown" in about:
+        yield f"the class {about['unknown']}"
+    for kind, supported in _TABLES["supported"].items():
+        types = [part["type"] for part in _parts(about, kind)]
+        yield from (f"the {kind} {name}" for name in types if name not in supported)
+    yield from (name for name in _TABLES["refused"]["options"] if model.get(name))
     if model["type"] == "BPE":
-        if "ByteLevel" not in pre_tokenizers or not set(ALPHABET) <= set(model["vocab"]):
-            reasons.append("BPE without all 256 bytes")
+        if "ByteLevel" not in types or not set(ALPHABET) <= set(model["vocab"]):
+            yield "BPE without all 256 bytes"
         if "merges" not in model:
-            reasons.append(f"no {MERGES}")
-    elif model["type"] != "WordPiece" or model.get("continuing_subword_prefix", PREFIX) != PREFIX:
-        reasons.append(f"a model {model['type']} without the prefix {PREFIX}")
-    elif not pre_tokenizers:
-        reasons.append("no pre-tokenizer")
-    if reasons:
-        raise BadInput(
-            f"the model's tokenizer cannot be reproduced: it has {reasons[0]}"[:200],
-            where=str(folder),
-            fix=_SUPPORTED,
-        )
+            yield f"no {MERGES}"
+    elif not types or model["continuing_subword_prefix"] != PREFIX:
+        yield f"no pre-tokenizer, or another prefix than {PREFIX}"
 
 
 def _parts(about: Json, name: str) -> Iterator[Json]:
     """Yield the parts of a normalizer or pre-tokenizer, which may be a sequence."""
-    part = about.get(name)
-    if part and part["type"] == "Sequence":
-        for inner in part[{"normalizer": "normalizers"}.get(name, "pretokenizers")]:
-            yield from _parts({name: inner}, name)
-    elif part:
+    part = about.get(name) or {"type": "Sequence"}
+    if part["type"] != "Sequence":
         yield part
+    for inner in part.get("normalizers") or part.get("pretokenizers") or ():
+        yield from _parts({name: inner}, name)
 
 
 def _ids(about: Json) -> dict[str, int]:
-    """Return the ids of all tokens, as the checkpoint spells them."""
+    """Return the ids of all tokens."""
     added = {token["content"]: token["id"] for token in about.get("added_tokens") or ()}
     return {**about["model"]["vocab"], **added}
 
 
-def _roles(folder: Path, about: Json) -> dict[str, str]:
-    """Return the stored name of each of this project's special tokens, as far as there is one."""
-    known, stated = _ids(about), {**_json(folder / "special_tokens_map.json")}
-    stated |= {name: value for name, value in _json(folder / CONFIG).items() if value}
-    roles = {}
-    for special, (settings, usual) in _ROLES.items():
+def _roles(stated: Json, known: Mapping[str, int]) -> dict[str, str]:
+    """Return the stored name of each of this project's special tokens that a checkpoint has."""
+    roles: dict[str, str] = {}
+    for special, (settings, usual) in _TABLES["roles"].items():
         values = [stated.get(name) for name in settings]
         names = [value.get("content") if isinstance(value, dict) else value for value in values]
-        for name in (special, *names, *usual):
-            if isinstance(name, str) and name in known:
-                roles[special] = name
-                break
+        present = [name for name in (special, *map(str, names), *usual) if name in known]
+        roles |= {special: present[0]} if present else {}
     return roles
 
 

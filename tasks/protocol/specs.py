@@ -59,7 +59,7 @@ from tasks.protocol.settings_file import Promotion
 STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's store
 _CODE_OF_TRAINING = (
     "dp_core.training.loop",
-    "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
+    "dp_core.vocabulary.tokenizer_files",  # which pieces continue a word: masks of whole words
     "dp_core.audit.canaries",  # which audit canaries are in
     "tasks.steps.training_files",  # rows, first weights, and kept models
     "dp_core.models.hugging_face",
@@ -557,7 +557,7 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
     code: ClassVar[tuple[str, ...]] = (
         "dp_core.training.finetune",
         "dp_core.training.heads",
-        "dp_core.vocabulary.wordpiece",
+        "dp_core.vocabulary.tokenizer_files",
     )
     step: Literal["finetune"] = "finetune"
     entities_uri: str

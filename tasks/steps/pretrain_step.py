@@ -36,8 +36,7 @@ from dp_core.training.loop import (
     train,
 )
 from dp_core.training.objectives import objective_for
-from dp_core.vocabulary.tokenizer_files import load
-from dp_core.vocabulary.wordpiece import continuation_tokens
+from dp_core.vocabulary.tokenizer_files import continuation_tokens, load
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import PretrainSpec
 from tasks.releases.charge import (

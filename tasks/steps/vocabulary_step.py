@@ -74,15 +74,8 @@ class _Words:
 
 def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     """Count public words; release private words if the source includes them; learn the tokens."""
-    config = spec.config
-    placeholders = tuple(sorted(set(config.placeholders.split())))
-    split = segmentation(
-        spec.subwords,
-        lowercase=config.lowercase,
-        strip_accents=config.strips_accents,
-        placeholders=placeholders,
-    )
-    words = _Words(split, known=frozenset(placeholders))
+    config, split = spec.config, segmentation(spec.subwords, spec.config)
+    words = _Words(split, known=frozenset(split.placeholders))
     if config.keeps_a_checkpoint:
         _read_checkpoint(spec, context, words)
     if config.reads_public_text:

@@ -10,12 +10,12 @@ from benchmarks.bench_partition_selection import _judged
 from benchmarks.vocabulary_corpora import tuples
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
-from dp_core.vocabulary import subwords, wordpiece
+from dp_core.vocabulary import subwords
 
 
 def test_fit_of_counted_words_equals_fit_of_running_text():
     texts = ["Pain, pains; arm pain? \u4e2d x", "arm arm knee"]
-    tokenizer = wordpiece.learn({"pain": 50, "arm": 40, "s": 1, "kne": 2}, 80)
+    tokenizer = subwords.learn({"pain": 50, "arm": 40, "s": 1, "kne": 2}, 80)
     counted = Counter(word for text in texts for word in split_words(text))
     wanted = subwords.fit(tokenizer, texts)
     assert wanted is not None and 0 < wanted.unknown < 1

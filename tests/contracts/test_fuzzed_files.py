@@ -24,7 +24,7 @@ from dp_core.models.parameters import Model, initial_values, parameter_shapes
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.training.checkpoints import Checkpoints, LocalFolder
-from dp_core.vocabulary import tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from tasks.commands.settings_options import settings_from
 from tasks.execution import contract
 from tasks.protocol.job import job_steps
@@ -59,7 +59,7 @@ TEXT = LabelledText(SECRET, "pain", "yes", "d", "p")
 
 
 def vocabulary(folder: Path) -> Path:
-    tokenizer_files.save(wordpiece.learn(VOCABULARY, 200), folder)
+    tokenizer_files.save(subwords.learn(VOCABULARY, 200), folder)
     return folder / "vocab.txt"
 
 

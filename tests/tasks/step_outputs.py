@@ -10,7 +10,7 @@ from dp_core.audit.protocol import Finding
 from dp_core.config.release import ReleaseRecord
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.privacy.seed_store import SeedStore
-from dp_core.vocabulary import tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
@@ -25,7 +25,7 @@ def output_folder(deployment: Deployment, uri: str) -> Path:
 
 
 def vocabulary_in(*folders: Path) -> int:
-    tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
+    tokenizer = subwords.learn({"pain": 90, "in": 80, "arm": 70}, 40)
     for folder in folders:
         folder.mkdir(parents=True)
         tokenizer_files.save(tokenizer, folder)

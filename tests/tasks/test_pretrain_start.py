@@ -12,7 +12,7 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, AnyModel, fresh
-from dp_core.vocabulary import tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from tasks.context import StepContext, content_key
 from tasks.protocol.job import job_steps
 from tasks.protocol.points import OF_JOB, Mode
@@ -33,7 +33,7 @@ def deployment_in(tmp_path: Path) -> Deployment:
 def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
     shape: dict[str, Any] = {} if "public_model" in settings else {"layers": 1, "hidden": 64}
     spec = job_steps(JobSettings(**shape | settings))[f"{OF_JOB[mode]} / pretraining"]
-    tokenizer = wordpiece.learn(WORDS, 60)
+    tokenizer = subwords.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
     folder.mkdir(exist_ok=True)
     tokenizer_files.save(tokenizer, folder)
@@ -58,7 +58,7 @@ def test_fresh_model_has_the_requested_kind(tmp_path, kind):
 
 
 def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
-    theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
+    theirs, public = subwords.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
     tokenizer_files.save(theirs, public)
     shape = BertConfig.of_size(
@@ -70,7 +70,7 @@ def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
         start(tmp_path, public_model=str(public))
     declare_public(str(public), deployment_in(tmp_path), known_private=False)
     initial = start(tmp_path, public_model=str(public))
-    ours = wordpiece.learn(WORDS, 60)
+    ours = subwords.learn(WORDS, 60)
     assert (initial.config.layers, initial.config.hidden) == (2, 128)
     assert initial.config.vocab_size == ours.get_vocab_size()
     rows = [(ours.token_to_id(p), theirs.token_to_id(p)) for p in ("[MASK]", "p")]
@@ -80,7 +80,7 @@ def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
 
 @pytest.mark.parametrize(("kind", "other"), [("bert", "gpt2"), ("gpt2", "bert")])
 def test_public_model_of_another_architecture_is_refused(tmp_path, kind, other):
-    theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
+    theirs, public = subwords.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
     tokenizer_files.save(theirs, public)
     size = {"vocab_size": theirs.get_vocab_size(), "hidden": 64, "layers": 1, "max_positions": 16}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from step_outputs import output_folder
 
-from dp_core.data.tokens import SPECIAL_TOKENS
+from dp_core.data.tokens import BERT, SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import (
@@ -24,7 +24,7 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.statement import privacy_statement
-from dp_core.vocabulary import byte_level, subwords, tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from tasks.execution import contract
 from tasks.protocol.job import budget_of_run, job_steps, point_steps
 from tasks.protocol.least_privilege import Need
@@ -35,6 +35,7 @@ from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
+from tasks.steps import vocabulary_step
 
 SMALL: dict[str, Any] = {
     "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0, "vocabulary_size": 400,
@@ -164,14 +165,13 @@ def test_impossible_vocabulary_sources_are_refused():
 def test_released_words_become_tokens(untracked, monkeypatch, kind):
     """Released words take precedence over merges of public words."""
     given: list[tuple[dict[str, int], list[str]]] = []
-    split = wordpiece if kind == "bert" else byte_level
-    learned = split.learn
+    learned = subwords.learn
 
     def learn(counts: Any, size: int, whole: Any, words: Any) -> Any:
         given.append((dict(counts), list(whole)))
         return learned(counts, size, whole, words)
 
-    monkeypatch.setattr(split, "learn", learn)
+    monkeypatch.setattr(vocabulary_step, "learn", learn)
     job = Job(untracked, model_kind=kind)
     result = job.run("private_corpus", "public_corpus", "vocabulary")
     (public, nothing), (joined, whole) = given
@@ -182,7 +182,8 @@ def test_released_words_become_tokens(untracked, monkeypatch, kind):
     (event,) = job.charges
     assert event == planned_release(job.steps["vocabulary"]).event  # type: ignore[arg-type]
     assert values(result)["epsilon"][0] == pytest.approx(50, rel=0.01)
-    known = subwords.whole_words(Counter(public), learned(Counter(public), 400, ()))
+    words = BERT if kind == "bert" else tokenizer_files.GPT2
+    known = subwords.whole_words(Counter(public), learned(Counter(public), 400, (), words))
     assert result.facts["words_known"] == len(known) and known.isdisjoint(released)
     if kind == "bert":
         assert len(known) > 50 and len(released) == result.facts["words_released"] > 0
@@ -360,7 +361,7 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked):
 def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     """The folder is as OpenAI publishes it: one special token, and text with case."""
     words = {"Fever": 9, " is": 8, " common": 7, " Pain": 6}
-    learned = byte_level.learn(words, 290, ())
+    learned = subwords.learn(words, 290, (), tokenizer_files.GPT2)
     tokenizer_files.save(learned, tmp_path / "ours")
     ours = tokenizer_files.stored_ids(tmp_path / "ours")[0]
     theirs = [t for t in sorted(ours, key=ours.__getitem__) if t not in SPECIAL_TOKENS]

@@ -12,11 +12,11 @@ from dp_core.data.privacy_units import is_held_out, units_of
 from dp_core.data.token_store import TokenStoreWriter, rows_of_units
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 
 KEY, S, KEPT, SHARE = seed_key(3), 8, 3, 0.4
 WORDS = ("pain", "in", "arm", "leg", "no", "fever", "since", "two")
-TOKENIZER = wordpiece.learn(dict.fromkeys(WORDS, 9), 60)
+TOKENIZER = subwords.learn(dict.fromkeys(WORDS, 9), 60)
 PATIENTS = 120
 
 

@@ -20,7 +20,7 @@ from dp_core.data.token_store import PackedRows, ShardRows
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets
 from dp_core.vocabulary.ngram_release import calibrate, release_phrases
 from dp_core.vocabulary.selection_calibration import selection_plan
@@ -89,7 +89,7 @@ def released_phrases(place: ShardMap, shards: list[Shard]) -> dict[int, dict[str
 
 
 def rows(place: ShardMap, shards: list[Shard]) -> list[list[bytes]]:
-    tokenizer = wordpiece.learn(dict.fromkeys([*WORDS, "the", "common"], 9), 200).to_str()
+    tokenizer = subwords.learn(dict.fromkeys([*WORDS, "the", "common"], 9), 200).to_str()
     of_shard = ShardRows(PrivacyUnit.PATIENT, 1, tokenizer, 16, 3, b"k", 0.2, same, 4)
     cut = list(place.map(of_shard, shards))
 

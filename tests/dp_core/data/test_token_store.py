@@ -17,7 +17,7 @@ from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import Batches, ShuffledRows, SingleRows, UnitRows
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 
 ROWS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4)
 
@@ -119,7 +119,7 @@ def test_rows_that_do_not_fit_and_stores_without_rows_are_refused(tmp_path, row)
         write(tmp_path, {"a": []})
 
 
-TOKENIZER = wordpiece.learn(
+TOKENIZER = subwords.learn(
     dict.fromkeys(
         ["the", "patient", "has", "pain", "in", "left", "knee", ".", "[", "]", "mask"], 500
     ),

@@ -45,7 +45,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.batches import choose_rows, masked_examples, row_keys
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import LabelledRow
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 from dp_core.vocabulary.item_sets import BoundedSets
 from dp_core.vocabulary.ngram_release import Candidates
 from dp_core.vocabulary.subwords import UnitWords
@@ -61,7 +61,7 @@ PIECES = (
     "stable stable stable stable ",
 )
 VOCABULARY = Counter({word: 9 for piece in PIECES for word in piece.split()})
-TOKENIZER: Tokenizer = wordpiece.learn(VOCABULARY, 200, ())
+TOKENIZER: Tokenizer = subwords.learn(VOCABULARY, 200, ())
 
 
 @dataclass(frozen=True)

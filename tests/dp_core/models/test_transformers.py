@@ -26,7 +26,7 @@ from dp_core.models.hugging_face import (
 from dp_core.models.parameters import CLASSIFIER, AnyModel, Model
 from dp_core.nn import Layers
 from dp_core.training.heads import TaggingHead
-from dp_core.vocabulary import byte_level, tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from examples.distillation import student_of
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some of the old pieces, in another order, mixed with new ones."""
     folder = tmp_path_factory.mktemp("vocabulary")
-    tokenizer_files.save(wordpiece.learn(dict.fromkeys(("ab", "fa", "bed", "cab"), 50), 24), folder)
+    tokenizer_files.save(subwords.learn(dict.fromkeys(("ab", "fa", "bed", "cab"), 50), 24), folder)
     return folder
 
 
@@ -95,9 +95,8 @@ def byte_level_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte-level tokens that this project learned from counts."""
     folder = tmp_path_factory.mktemp("byte-level")
     counts = {"Ġbed": 50, "Ġfab": 40, "ab": 30, "ĠcafÃ©": 20}
-    tokenizer_files.save(
-        byte_level.learn(counts, 290, ["ĠcafÃ©"]), folder
-    )  # one word without merges
+    tokenizer = subwords.learn(counts, 290, ["ĠcafÃ©"], tokenizer_files.GPT2)
+    tokenizer_files.save(tokenizer, folder)  # one word without merges
     return folder
 
 

@@ -13,7 +13,7 @@ from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.finetune import Epochs, finetune, store_by_unit
 from dp_core.training.heads import ClassHead, TaggingHead
 from dp_core.training.loop import PrivateUpdates
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 
 KIND = {"pain": "B-problem", "fever": "B-problem", "aspirin": "B-drug", "and": "O", "no": "O"}
 TAGS = TaggingHead(tags_of_types(["drug", "problem"]))
@@ -42,7 +42,7 @@ TASKS = {"tags": (TAGS, sentences), "classes": (CLASSES, pairs)}
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return wordpiece.learn(dict.fromkeys(KIND, 50), 80)
+    return subwords.learn(dict.fromkeys(KIND, 50), 80)
 
 
 @pytest.fixture(scope="module")

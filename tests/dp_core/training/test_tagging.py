@@ -13,7 +13,7 @@ from dp_core.data.tokens import bert_segmentation
 from dp_core.nn import best_tags, chain_losses
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import TaggingHead, windows
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import subwords
 from dp_core.vocabulary.subwords import learn
 from dp_core.vocabulary.tokenizer_files import GPT2
 
@@ -23,7 +23,7 @@ HEAD = TaggingHead(LABELS)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return wordpiece.learn({"pain": 50, "aspirin": 40, "a": 5, "b": 5}, 60)
+    return subwords.learn({"pain": 50, "aspirin": 40, "a": 5, "b": 5}, 60)
 
 
 def sentence(words, tags=None):

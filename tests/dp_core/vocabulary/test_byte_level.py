@@ -8,7 +8,7 @@ from tokenizers.trainers import BpeTrainer
 
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
-from dp_core.vocabulary import byte_level, tokenizer_files
+from dp_core.vocabulary import subwords, tokenizer_files
 from dp_core.vocabulary.tokenizer_files import GPT2
 
 COUNTS = {"Ġpatient": 500, "Ġpatients": 300, "Ġpain": 400, "Patient": 70, "Ġ120": 50, ".": 900}
@@ -16,7 +16,7 @@ COUNTS = {"Ġpatient": 500, "Ġpatients": 300, "Ġpain": 400, "Patient": 70, "Ġ
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return byte_level.learn(COUNTS, 300)
+    return subwords.learn(COUNTS, 300, (), GPT2)
 
 
 def test_vocabulary_equals_tokenizers_on_the_same_text():
@@ -33,13 +33,13 @@ def test_vocabulary_equals_tokenizers_on_the_same_text():
             special_tokens=[*SPECIAL_TOKENS, *tokenizer_files.ALPHABET], limit_alphabet=0,
         ),
     )  # fmt: skip
-    assert byte_level.learn(counts, 290).get_vocab() == theirs.get_vocab()
+    assert subwords.learn(counts, 290, (), GPT2).get_vocab() == theirs.get_vocab()
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=40))
 def test_every_text_is_encoded_and_decoded_unchanged(text):
-    tokenizer = byte_level.learn(COUNTS, 300)
+    tokenizer = subwords.learn(COUNTS, 300, (), GPT2)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert not set(ids) & set(range(5))
     assert tokenizer.decode(ids) == text
@@ -47,7 +47,7 @@ def test_every_text_is_encoded_and_decoded_unchanged(text):
 
 def test_invalid_vocabularies_are_refused():
     with pytest.raises(BadInput, match="no word"):
-        byte_level.learn({}, 300)
+        subwords.learn({}, 300, (), GPT2)
     with pytest.raises(BadInput, match="Use 261 or more"):
-        byte_level.learn(COUNTS, 260)
-    assert len(byte_level.learn(COUNTS, 261).get_vocab()) == 261
+        subwords.learn(COUNTS, 260, (), GPT2)
+    assert len(subwords.learn(COUNTS, 261, (), GPT2).get_vocab()) == 261

@@ -7,15 +7,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.vocabulary_corpora import item_sets
-from dp_core.data.tokens import SpecialIds, split_words
-from dp_core.vocabulary import byte_level, subwords, tokenizer_files, wordpiece
+from dp_core.data.tokens import BERT, SpecialIds, split_words
+from dp_core.vocabulary import subwords, tokenizer_files
 from dp_core.vocabulary.tokenizer_files import GPT2
 
 WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
 
 
 def test_fit_equals_a_hand_computed_example():
-    tokenizer = wordpiece.learn({"pain": 50, "arm": 40, "s": 1}, 80)
+    tokenizer = subwords.learn({"pain": 50, "arm": 40, "s": 1}, 80)
     found = subwords.fit(tokenizer, ["Pain pains,", "arm ?"])
     # pain | pain ##s | [UNK] for the comma | arm | [UNK]: five words, six tokens
     assert found == subwords.Fit(coverage=2 / 5, fertility=6 / 5, unknown=2 / 5)
@@ -23,29 +23,27 @@ def test_fit_equals_a_hand_computed_example():
 
 
 def test_byte_level_vocabulary_has_no_unknown_words():
-    tokenizer = byte_level.learn({"Ġpain": 9, "arm": 5}, 300)
+    tokenizer = subwords.learn({"Ġpain": 9, "arm": 5}, 300, (), GPT2)
     found = subwords.fit(tokenizer, ["arm pain\udc80 leg"])  # arm, Ġpain, ?, and Ġ l e g
     assert found == subwords.Fit(coverage=3 / 4, fertility=7 / 4, unknown=0)
 
 
 def test_whole_words_are_single_tokens():
-    tokenizer = wordpiece.learn(WORDS, 200)
+    tokenizer = subwords.learn(WORDS, 200)
     known = subwords.whole_words(WORDS | {"armpit": 1}, tokenizer)
     assert known == {w for w in WORDS if len(tokenizer.encode(w).tokens) == 3}
 
 
 def test_different_vocabularies_have_different_digests():
-    one, two = wordpiece.learn(WORDS, 200), wordpiece.learn(WORDS | {"leg": 3}, 200)
-    assert subwords.vocabulary_digest(one) == subwords.vocabulary_digest(
-        wordpiece.learn(WORDS, 200)
-    )
+    one, two = subwords.learn(WORDS, 200), subwords.learn(WORDS | {"leg": 3}, 200)
+    assert subwords.vocabulary_digest(one) == subwords.vocabulary_digest(subwords.learn(WORDS, 200))
     assert subwords.vocabulary_digest(one) != subwords.vocabulary_digest(two)
 
 
-@pytest.mark.parametrize(("kind", "size"), [(wordpiece, 90), (byte_level, 275)])
-def test_wanted_words_are_single_tokens_and_the_others_are_learned(kind, size, tmp_path):
+@pytest.mark.parametrize(("words", "size"), [(BERT, 90), (GPT2, 275)])
+def test_wanted_words_are_single_tokens_and_the_others_are_learned(words, size, tmp_path):
     counts = {"the": 90, "pain": 50, "pains": 40, "mood": 30, "zymosis": 1}
-    learned = kind.learn(counts, size, ["zymosis", "the", "pains"])
+    learned = subwords.learn(counts, size, ["zymosis", "the", "pains"], words)
     assert learned.get_vocab_size() <= size
     tokenizer_files.save(learned, tmp_path)
     by_library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -57,9 +55,9 @@ def test_wanted_words_are_single_tokens_and_the_others_are_learned(kind, size, t
         assert all(part > max(ids[word] for word in counts) for part in beginnings)
 
 
-@pytest.mark.parametrize("kind", [wordpiece, byte_level])
-def test_first_ids_are_special_tokens_and_text_never_contains_them(kind, tmp_path):
-    learned = kind.learn(WORDS, 300, ())
+@pytest.mark.parametrize("words", [BERT, GPT2])
+def test_first_ids_are_special_tokens_and_text_never_contains_them(words, tmp_path):
+    learned = subwords.learn(WORDS, 300, (), words)
     tokenizer_files.save(learned, tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config["mask_token"] == "[MASK]"

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from dp_core.config.privacy import VocabularyConfig
 from dp_core.data.tokens import SPECIAL_TOKENS, Segmentation, SpecialIds, bert_segmentation
 from dp_core.errors import BadInput
-from dp_core.vocabulary import subwords, tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 from dp_core.vocabulary.tokenizer_files import GPT2, WHOLE, of_checkpoint, stored_ids
 
 HERE = Path(__file__).parent
@@ -134,19 +135,19 @@ REFUSED = {
     ),
     "SentencePiece": (
         whole(model=BPE, pre_tokenizer={"type": "Metaspace"}),
-        "it has the pre-tokenizer Metaspace",
+        "it has the pre_tokenizer Metaspace",
     ),
     "BPE of characters": (whole(model=BPE | {"vocab": {"a": 0}}, **SPLIT), "all 256 bytes"),
     "random merges": (whole(model=BPE | {"dropout": 0.1}, **SPLIT), "it has dropout"),
     "no merges": ({"vocab.json": BPE["vocab"]}, "no merges.txt"),
-    "merges of other tokens": (OTHER_MERGES, "does not fit its tokens"),
+    "merges of other tokens": (OTHER_MERGES, "merges that do not fit its tokens"),
     "a class": (
         {"vocab.txt": LISTED, "tokenizer_config.json": JAPANESE},
         "it has the class BertJapaneseTokenizer",
     ),
     "words that are commands": (
         whole(model=WORD_PIECES, pre_tokenizer={"type": "WhitespaceSplit"}),
-        "special tokens occur in texts",
+        "special tokens that occur in texts",
     ),
 }
 
@@ -167,9 +168,9 @@ def test_tokenizer_that_cannot_be_reproduced_is_refused_with_the_supported_ones(
 def test_cased_vocabulary_keeps_accents_and_vowel_signs(script, tmp_path):
     """In ten scripts, no letter of a word is lost or replaced, if the case is kept."""
     text = " ".join(SCRIPTS[script]).replace("\u200d", "").replace("\xa0", " ")
-    words = subwords.segmentation("wordpiece", lowercase=False, strip_accents=False)
+    words = subwords.segmentation("wordpiece", VocabularyConfig(lowercase=False))
     assert "".join(words.split(text)) == "".join(text.split())
-    tokenizer = wordpiece.learn(Counter(words.split(text)), 2000, words.split(text), words)
+    tokenizer = subwords.learn(Counter(words.split(text)), 2000, words.split(text), words)
     tokenizer_files.save(tokenizer, tmp_path)
     read = tokenizer_files.load(tmp_path).encode(text, add_special_tokens=False)
     assert "".join(token.removeprefix("##") for token in read.tokens) == "".join(text.split())
@@ -179,7 +180,7 @@ def test_normalization_is_part_of_a_vocabulary_and_of_its_digest(tmp_path):
     counts, digests = {"pain": 9, "ödem": 8}, set()
     for lowercase, strip in ((True, True), (True, False), (False, False)):
         words = bert_segmentation(lowercase, strip)
-        tokenizer_files.save(wordpiece.learn(counts, 100, (), words), tmp_path)
+        tokenizer_files.save(subwords.learn(counts, 100, (), words), tmp_path)
         config = json.loads((tmp_path / "tokenizer_config.json").read_text())
         assert (config["do_lower_case"], config["strip_accents"]) == (lowercase, strip)
         loaded = tokenizer_files.load(tmp_path)
@@ -191,7 +192,7 @@ def test_normalization_is_part_of_a_vocabulary_and_of_its_digest(tmp_path):
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-level-bpe"])
 def test_placeholder_is_one_public_token(kind, tmp_path):
     kept = ("[**Name**]", "___")
-    words = subwords.segmentation(kind, placeholders=kept)
+    words = subwords.segmentation(kind, VocabularyConfig(placeholders="___ [**Name**]"))
     text = "Seen by [**Name**]___ [**name**] today"
     counts = Counter(words.split(text))
     assert [counts[placeholder] for placeholder in kept] == [1, 1]
@@ -201,4 +202,4 @@ def test_placeholder_is_one_public_token(kind, tmp_path):
         assert [tokens.count(placeholder) for placeholder in kept] == [1, 1]
         assert [tokenizer.token_to_id(placeholder) for placeholder in kept] == [5, 6]
     with pytest.raises(BadInput, match=r"\[MASK\] is a special token"):
-        subwords.segmentation(kind, placeholders=("[MASK]",))
+        subwords.segmentation(kind, VocabularyConfig(placeholders="[MASK]"))

@@ -12,7 +12,7 @@ from tokenizers.models import WordPiece
 
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
-from dp_core.vocabulary import tokenizer_files, wordpiece
+from dp_core.vocabulary import subwords, tokenizer_files
 
 RELEASED = {
     "patient": 500,
@@ -39,7 +39,7 @@ def pieces(tokenizer: Tokenizer) -> list[str]:
     st.integers(20, 200),
 )  # fmt: skip
 def test_vocabulary_depends_only_on_released_words(released, size):
-    tokenizer = wordpiece.learn(released, size)
+    tokenizer = subwords.learn(released, size)
     found = pieces(tokenizer)
     assert len(found) <= size
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(found)))
@@ -51,16 +51,16 @@ def test_vocabulary_depends_only_on_released_words(released, size):
 def test_remaining_room_is_for_parts_of_all_words():
     """Parts of known words spell unknown ones, although known words are whole tokens."""
     counts = {"amoxicillin": 9, "penicillin": 8, "ampicillin": 7}
-    tokenizer = wordpiece.learn(counts, 400, list(counts))
+    tokenizer = subwords.learn(counts, 400, list(counts))
     for word in counts:
         assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
-    assert set(pieces(tokenizer)) >= set(pieces(wordpiece.learn(counts, 400)))
+    assert set(pieces(tokenizer)) >= set(pieces(subwords.learn(counts, 400)))
     parts = tokenizer.encode("oxacillin", add_special_tokens=False).tokens
     assert parts == ["o", "##x", "##a", "##ci", "##ll", "##in"]
 
 
 def test_released_words_become_pieces_and_unknown_words_are_spelled():
-    tokenizer = wordpiece.learn(RELEASED, 200)
+    tokenizer = subwords.learn(RELEASED, 200)
     assert tokenizer.encode("The Patients").tokens[-2:] == ["patients", "[SEP]"]
     assert tokenizer.encode("painfulness", add_special_tokens=False).tokens == [
         "painful", "##n", "##e", "##s", "##s",
@@ -70,8 +70,8 @@ def test_released_words_become_pieces_and_unknown_words_are_spelled():
 
 def test_equal_histograms_give_equal_vocabularies_in_any_process():
     code = (
-        "from dp_core.vocabulary import wordpiece; import json, sys;"
-        "v = wordpiece.learn(json.load(sys.stdin), 120).get_vocab();"
+        "from dp_core.vocabulary import subwords; import json, sys;"
+        "v = subwords.learn(json.load(sys.stdin), 120).get_vocab();"
         "print(json.dumps(v, sort_keys=True))"
     )
     words = {f"{a}{b}{c}": 100 for a in "abc" for b in "aeiou" for c in "xyz"}  # only ties
@@ -90,14 +90,14 @@ def test_equal_histograms_give_equal_vocabularies_in_any_process():
 
 
 def test_a_small_vocabulary_keeps_the_most_frequent_characters():
-    found = pieces(wordpiece.learn({"aaa": 100, "bbb": 90, "ccc": 80, "ddd": 1, "eee": 1}, 20))
+    found = pieces(subwords.learn({"aaa": 100, "bbb": 90, "ccc": 80, "ddd": 1, "eee": 1}, 20))
     assert {"a", "##a", "b", "##b", "c", "##c"} <= set(found)
     assert "d" not in found
 
 
 def test_continuation_flags_mark_tokens_that_continue_a_word():
-    tokenizer = wordpiece.learn(RELEASED | {"#": 20}, 200)
-    mask = wordpiece.continuation_tokens(tokenizer)
+    tokenizer = subwords.learn(RELEASED | {"#": 20}, 200)
+    mask = tokenizer_files.continuation_tokens(tokenizer)
     assert mask.dtype == np.bool_
     assert {p for p in pieces(tokenizer) if p.startswith("##") and p != "##"} == {
         p for p, i in tokenizer.get_vocab().items() if mask[i]
@@ -106,9 +106,9 @@ def test_continuation_flags_mark_tokens_that_continue_a_word():
 
 def test_invalid_vocabularies_are_refused(tmp_path):
     with pytest.raises(BadInput, match="no word passed"):
-        wordpiece.learn({}, 100)
+        subwords.learn({}, 100)
     with pytest.raises(BadInput, match="too few"):
-        wordpiece.learn({"a": 1}, 5)
+        subwords.learn({"a": 1}, 5)
     with pytest.raises(BadInput, match="no readable vocabulary"):
         tokenizer_files.load(tmp_path)
     Tokenizer(WordPiece({"[PAD]": 0, "[UNK]": 1, "a": 2})).save(str(tmp_path / "tokenizer.json"))
