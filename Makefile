@@ -36,7 +36,7 @@ test-fast: setup-dev ## the tests that a change usually breaks, in less than a m
 
 test-transformers: setup-dev ## model folders against real `transformers`, both ways, in an environment of its own
 	@$(environments) ensure transformers
-	$(task)/python -m pytest tests/dp_core/models/test_transformers.py
+	$(task)/python -m pytest tests/dp_core/models/test_transformers.py tests/dp_core/vocabulary/test_tokenizer_files.py
 
 test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an environment of its own
 	@$(environments) ensure jax-privacy
