@@ -40,6 +40,8 @@ def student_of(teacher: Bert, layers: int | None = None) -> Bert:
         BadInput: more layers than the teacher has, fewer than one, or a teacher without MLM head.
     """
     config = teacher.config
+    if not isinstance(config, BertConfig):
+        raise BadInput(f"a teacher of kind {config.kind}", where="student")
     wanted = -(-config.layers // 2) if layers is None else layers
     if not 1 <= wanted <= config.layers:
         raise BadInput(f"{wanted} layers of a teacher's {config.layers}", where="student")

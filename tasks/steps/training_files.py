@@ -40,6 +40,7 @@ from dp_core.models.config import (
     FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
+    ModernBertConfig,
     RobertaConfig,
 )
 from dp_core.models.hugging_face import ADAPTER_FOLDER, save
@@ -207,8 +208,8 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
             units=tuple(int(units) for units in shape.dense_units.split(",")),
             max_positions=length,
         )
-    kinds: dict[str, type[RobertaConfig | Gpt2Config | LlamaConfig]] = {
-        kind.KIND: kind for kind in (RobertaConfig, Gpt2Config, LlamaConfig)
+    kinds: dict[str, type[RobertaConfig | ModernBertConfig | Gpt2Config | LlamaConfig]] = {
+        kind.KIND: kind for kind in (RobertaConfig, ModernBertConfig, Gpt2Config, LlamaConfig)
     }
     more = {"type_vocab": 0} if shape.model_kind == "distilbert" else {}
     return kinds.get(shape.model_kind, BertConfig).of_size(
