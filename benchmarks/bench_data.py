@@ -36,6 +36,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
 from benchmarks import made_up_text
@@ -44,10 +46,9 @@ from dp_core.cluster.shard_map import ProcessPool, ShardMap
 from dp_core.data.corpus import open_corpus, shards_of, write_corpus
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
-from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files, wordpiece
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
 from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import UnitWords, word_counts
@@ -98,7 +99,7 @@ def released(engine: ShardMap, work: Path) -> dict[str, Any]:
 
 def rows(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Cut all text into rows of token ids."""
-    tokenizer = wordpiece.load(work / "vocabulary")
+    tokenizer = tokenizer_files.load(work / "vocabulary")
     of_shard = ShardRows(
         PrivacyUnit.PATIENT, 1, tokenizer.to_str(), LENGTH, 1 << 30, b"key", 0.0, all_rows
     )
@@ -112,7 +113,7 @@ def rows(engine: ShardMap, work: Path) -> dict[str, Any]:
 def tokenizers_counts(_: ShardMap, work: Path) -> dict[str, Any]:
     """Let `tokenizers` count words: its training, stopped before the first merge."""
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))  # noqa: S106
-    tokenizer.normalizer, tokenizer.pre_tokenizer = NORMALIZER, PRE_TOKENIZER
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     texts = (document.text for document in open_corpus(work / "corpus"))
     trainer = WordPieceTrainer(vocab_size=1, show_progress=False, min_frequency=1 << 60)
     tokenizer.train_from_iterator(texts, trainer)
@@ -188,7 +189,7 @@ def measured(
         if name == next(iter(CASES)):
             known = word_counts(ProcessPool(1), shards_of(work / "corpus")[:1], UNIT)
             tokenizer = wordpiece.learn(dict(known.most_common(20_000)), 8000)
-            wordpiece.save(tokenizer, work / "vocabulary")
+            tokenizer_files.save(tokenizer, work / "vocabulary")
             tokenizer.save(str(work / "tokenizer.json"))
     if python:
         cores = str(len(os.sched_getaffinity(0)))

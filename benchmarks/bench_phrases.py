@@ -49,7 +49,7 @@ from dp_core.training import loop
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import OrdinaryUpdates
 from dp_core.training.objectives import mlm_accuracy, objective_for
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files, wordpiece
 from dp_core.vocabulary.ngram_release import calibrate, release_phrases
 from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import in_turns, whole_words
@@ -137,7 +137,7 @@ def words_of(
     shard = item_sets(held, plan.items_per_unit, seed_key(SEED), exclude=known)
     released = dict(plan.release([shard], PrivacySeed.fixed("words"), b"bench"))
     counts = public + Counter(released)
-    wordpiece.save(wordpiece.learn(counts, TOKENS, in_turns(public, released)), folder)
+    tokenizer_files.save(wordpiece.learn(counts, TOKENS, in_turns(public, released)), folder)
     return dict(counts), released
 
 
@@ -243,10 +243,10 @@ def main() -> None:
             write(line, used)
         if not options.updates:
             return
-        stores = Stores(wordpiece.load(folder), settings["length"], folder)
+        stores = Stores(tokenizer_files.load(folder), settings["length"], folder)
         held_out = stores.of("held", private(held=True), settings["rows"])
         public_rows = stores.of("public rows", public_units(folder), ALL)
-        size = wordpiece.load(folder).get_vocab_size()
+        size = tokenizer_files.load(folder).get_vocab_size()
         start: AnyModel = fresh(config_of(ArchitectureConfig(), size, settings["length"]), SEED)
         updates = options.public_updates or settings["public"]
         start = train(start, public_rows, updates, settings["rate"], folder / "c public")

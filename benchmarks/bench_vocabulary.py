@@ -46,13 +46,14 @@ from benchmarks.vocabulary_corpora import (
     units,
 )
 from dp_core.data.privacy_units import is_held_out
-from dp_core.data.tokens import split_words
+from dp_core.data.tokens import BERT, SPECIAL_TOKENS, split_words
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.privacy.statement import totals
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
+from dp_core.vocabulary.tokenizer_files import WORD_PIECE, learned
 from tasks.execution import contract
 from tasks.protocol.job import job_steps, names_of, point_and_task
 from tasks.protocol.messages import StepResult
@@ -149,7 +150,7 @@ class Texts:
         if row.source == "nonprivate":
             return wordpiece.learn(self.exact, SIZE), len(self.exact), {}
         if row.source == "checkpoint":
-            return wordpiece.of_tokens(self.checkpoint), 0, {}
+            return tokenizer_of(self.checkpoint), 0, {}
         assert row.mechanism is not None
         plan = comparison_plan(
             row.mechanism,
@@ -163,16 +164,21 @@ class Texts:
         charged = {"epsilon": plan.epsilon, "delta": plan.delta}
         if row.source == "checkpoint+private":
             words = sorted(released, key=lambda word: (-released[word], word))
-            return wordpiece.of_tokens(self.checkpoint, words), len(released), charged
+            return tokenizer_of([*self.checkpoint, *words]), len(released), charged
         both = row.source == "public+private"
         counts, whole = (
             (self.public, in_turns(self.public, released)) if both else (Counter[str](), [])
         )
         if not counts and not released:
             # every word is unknown
-            return wordpiece.of_tokens(wordpiece.SPECIAL_TOKENS), 0, charged
+            return tokenizer_of([]), 0, charged
         tokenizer = wordpiece.learn(counts + Counter(released), SIZE, whole)
         return tokenizer, len(released), charged
+
+
+def tokenizer_of(tokens: list[str]) -> Tokenizer:
+    """Return an uncased tokenizer of tokens, to which the special ones are added."""
+    return learned(list(dict.fromkeys((*SPECIAL_TOKENS, *tokens))), BERT, **WORD_PIECE)
 
 
 def fit_of(tokenizer: Tokenizer, words: Counter[str]) -> Fit:

@@ -41,12 +41,12 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Label
 from dp_core.models.config import CausalConfig
-from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary
+from dp_core.models.hugging_face import load_with_vocabulary
 from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.subwords import KINDS, kind_of
+from dp_core.vocabulary import tokenizer_files
 
 GIVEN_EXPOSURE = Audit.registered("exposure_given")
 GIVEN_TARGETED = Audit.registered("extraction_given_targeted")
@@ -80,9 +80,7 @@ def open_model(folder: Path) -> Audited:
     Raises:
         BadInput: files are missing, or the architecture or the vocabulary is not supported.
     """
-    stored = read_vocabulary(folder)
-    tokens = sorted(stored, key=stored.__getitem__)
-    tokenizer = KINDS[kind_of(tokens)].of_folder(folder, tokens)
+    tokenizer = tokenizer_files.of_checkpoint(folder)
     ids = tokenizer.get_vocab()
     model = load_with_vocabulary(folder, sorted(ids, key=ids.__getitem__), seed=0)
     return Audited(language_model(model), tokenizer)

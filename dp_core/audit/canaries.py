@@ -35,7 +35,7 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary import subwords
+from dp_core.vocabulary import tokenizer_files
 
 if TYPE_CHECKING:  # the manifest of a release lists the modules that its code executes
     from dp_core.config.data import CanaryConfig
@@ -96,7 +96,7 @@ def draw(vocabulary: Path | str, config: CanaryConfig, seed: int) -> list[Canary
     Raises:
         BadInput: a vocabulary with too few tokens.
     """
-    pool = candidates(subwords.load(vocabulary))
+    pool = candidates(tokenizer_files.load(vocabulary))
     longest = max(map(len, config.patterns))
     if len(pool) < 2 * longest:
         raise BadInput(

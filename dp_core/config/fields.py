@@ -38,6 +38,7 @@ _COLUMN = (
 COLUMNS_OR_NONE = rf"^$|^{_COLUMN}(,{_COLUMN})*$"
 TYPES_OR_NONE = r"^$|^[^,\s]+(,[^,\s]+)*$"
 CLASSES_OR_NONE = r"^$|^[^,]+(,[^,]+)+$"
+PLACEHOLDERS = r"^$|^[!-~]{2,64}( [!-~]{2,64})*$"
 CANARIES = r"^H*SH*(,H*SH*)*$"
 
 _NAME = "letters, digits, dots, dashes and underscores, 64 at most, the first a letter or digit"
@@ -57,6 +58,7 @@ IN_WORDS = {  # descriptions of the patterns for error messages
     ),
     TYPES_OR_NONE: "names without spaces, commas between them",
     CLASSES_OR_NONE: "empty, or two or more names with commas between them",
+    PLACEHOLDERS: "empty, or strings of 2 to 64 ASCII characters with spaces between them",
     CANARIES: "strings of H with one S each, commas between them",
 }
 

@@ -12,8 +12,10 @@ from dp_core.config.fields import (
     ESSENTIALS,
     MORE_PRIVACY,
     MORE_TRAINING,
+    PLACEHOLDERS,
     WHOLE_NUMBERS,
     Config,
+    later,
     setting,
 )
 from dp_core.errors import PlanError
@@ -114,6 +116,12 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
             or a share of target_delta.
         vocabulary_size: Most tokens that are learned (with gpt2 at least 261). A checkpoint keeps
             all of its own.
+        lowercase: Whether a learned WordPiece vocabulary lowers the case of text. Byte-level
+            vocabularies keep it, and a checkpoint's tokens are read as it states.
+        strip_accents: Whether it strips accents and the vowel signs of other scripts, such as Hindi
+            and Thai; as-lowercase: if it lowers the case.
+        placeholders: Placeholders of de-identification, spaces between them, such as [**Name**]
+            ___. Each is one public token of a learned vocabulary, without a charge.
     """
 
     vocabulary_source: VocabularySource = setting("public+private", "Vocabulary: source")
@@ -125,6 +133,24 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
     )
     vocabulary_delta: Delta = setting(1e-7, "Vocabulary: δ", section=MORE_PRIVACY)
     vocabulary_size: int = setting(4000, "Vocabulary size", ge=100, le=200_000)
+    lowercase: bool = later(True, "Vocabulary: lower case")
+    strip_accents: Literal["as-lowercase", "yes", "no"] = later(
+        "as-lowercase", "Vocabulary: strip accents"
+    )
+    placeholders: str = later("", "Vocabulary: placeholders", pattern=PLACEHOLDERS)
+
+    @model_validator(mode="after")
+    def _placeholders_fit(self) -> Self:
+        least = LEAST_BYTE_LEVEL + len(self.placeholders.split())
+        if self.placeholders and self.vocabulary_size < least:
+            raise ValueError(f"vocabulary_size: the placeholders need {least} tokens or more")
+        return self
+
+    @property
+    def strips_accents(self) -> bool:
+        """Whether a learned WordPiece vocabulary strips accents."""
+        follows = self.strip_accents == "as-lowercase"
+        return self.lowercase if follows else self.strip_accents == "yes"
 
     @property
     def releases_private_words(self) -> bool:

@@ -385,7 +385,7 @@ def rows_of_units(
 
     Args:
         units: the privacy units.
-        tokenizer: from `dp_core.vocabulary.subwords.load`.
+        tokenizer: from `dp_core.vocabulary.tokenizer_files.load`.
         sequence_length: S, the largest number of ids in a row, including [CLS] and [SEP].
         max_examples_per_unit: number of rows kept, drawn for each unit independently of all others.
         key: public coins for that draw.

@@ -1,45 +1,128 @@
-"""Words as BERT splits them, both for the histogram and for WordPiece: of one text, or of many.
+"""Words as a tokenizer splits them, both for the histogram and for its tokens.
 
 A histogram whose words were split differently from the tokenizer's would spend privacy on words
-that never occur. So both use the normaliser and the pre-tokenizer of `tokenizers` (lower case,
-accents stripped, every punctuation mark a separate word). `encode_bert_words` returns the words of
-many texts at once, by bytes, as codes of a list of distinct words; a property test compares them
-with the words of `split_words`. ASCII between two spaces, which is nearly all of any English text,
-is split by classes of bytes (letters and digits, punctuation) with array operations. A run between
-spaces that holds any other byte (a control character, or a letter beyond ASCII) first becomes one
-item, and `split_words` then splits each distinct item.
+that never occur. So both use the normalizer and the pre-tokenizer of one `Segmentation`. The words
+of many texts are codes of a list of distinct words. `encode_bert_words` finds BERT's words by bytes
+(every punctuation mark is a separate word); a property test compares them with the words of the
+segmentation. ASCII between two spaces, which is nearly all of any English text, is split by classes
+of bytes (letters and digits, punctuation) with array operations. A run between spaces that holds
+any other byte (a control character, a letter beyond ASCII, a placeholder) first becomes one item,
+and the segmentation then splits each distinct item.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from dp_core.errors import BadInput
-
-NORMALIZER = BertNormalizer(
-    clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True
-)
-PRE_TOKENIZER = BertPreTokenizer()
 
 _HAS_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASCII_WORD = re.compile(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
 
 
+@dataclass(frozen=True)
+class Segmentation:
+    """The words of a tokenizer: its normalizer, its pre-tokenizer and its placeholders.
+
+    It is part of the plan of a release of words, and every shard receives it.
+
+    Attributes:
+        normalizer: JSON in the form of `tokenizer.json`; `null` for none.
+        pre_tokenizer: likewise.
+        placeholders: literal strings in alphabetical order, each of which is one word.
+    """
+
+    normalizer: str
+    pre_tokenizer: str
+    placeholders: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Segmentation:
+        """Return the segmentation of a tokenizer."""
+        added = tokenizer.get_added_tokens_decoder().values()
+        kept = tuple(sorted(token.content for token in added if not token.special))
+        parts = (tokenizer.normalizer, tokenizer.pre_tokenizer)
+        normalizer, pre_tokenizer = (p.__getstate__().decode() if p else "null" for p in parts)
+        return cls(normalizer, pre_tokenizer, kept)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the segmentation for a manifest."""
+        return {
+            "normalizer": json.loads(self.normalizer),
+            "pre_tokenizer": json.loads(self.pre_tokenizer),
+            "placeholders": list(self.placeholders),
+        }
+
+    def split(self, text: str) -> list[str]:
+        """Return the words of a text, in order, as the tokenizer spells them."""
+        text, parts = without_surrogates(text), _one_word_each(self)
+        pieces = re.split(f"({_any_of(self.placeholders)})", text) if self.placeholders else [text]
+        words: list[str] = []
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                words.append(piece)
+            elif piece:
+                normal = parts.normalizer.normalize_str(piece) if parts.normalizer else piece
+                words += [word for word, _ in parts.pre_tokenizer.pre_tokenize_str(normal)]
+        return words
+
+    def encode(self, texts: pa.Array) -> WordCodes:
+        """Return the words of many texts, an Arrow array of strings without nulls."""
+        by_bytes = self.pre_tokenizer == BERT.pre_tokenizer and self.normalizer.startswith(_BERT)
+        if by_bytes and not re.search(r"\s", "".join(self.placeholders)):
+            return encode_bert_words(texts, self)
+        return encode_with(self, texts)
+
+
+_BERT = '{"type":"BertNormalizer"'
+_EMPTY: dict[str, object] = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+_EMPTY |= {"version": "1.0", "added_tokens": []}
+
+
+def _any_of(placeholders: Sequence[str]) -> str:
+    """Return a regular expression of the placeholders, in which the longest match comes first."""
+    return "|".join(re.escape(p) for p in sorted(placeholders, key=len, reverse=True))
+
+
+@cache
+def _one_word_each(segmentation: Segmentation) -> Tokenizer:
+    """Return a tokenizer that makes one token of every word, placeholders not considered."""
+    model = {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}
+    parts = segmentation.to_json()
+    parts.pop("placeholders")
+    return Tokenizer.from_str(json.dumps({**_EMPTY, **parts, "model": model}))
+
+
+def bert_segmentation(
+    lowercase: bool = True, strip_accents: bool = True, placeholders: Sequence[str] = ()
+) -> Segmentation:
+    """Return BERT's words: punctuation marks and Chinese characters are words."""
+    normalizer: dict[str, Any] = {
+        "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+        "strip_accents": strip_accents, "lowercase": lowercase,
+    }  # fmt: skip
+    pre_tokenizer = '{"type":"BertPreTokenizer"}'
+    stated = json.dumps(normalizer, separators=(",", ":"))
+    return Segmentation(stated, pre_tokenizer, tuple(placeholders))
+
+
+BERT = bert_segmentation()
+
+
 def split_words(text: str) -> list[str]:
-    """Return the words of a text, in order, normalised as BERT does."""
-    normal = NORMALIZER.normalize_str(without_surrogates(text))
-    return [word for word, _ in PRE_TOKENIZER.pre_tokenize_str(normal)]
+    """Return the words of a text, in order, as an uncased BERT reads them."""
+    return BERT.split(text)
 
 
 def without_surrogates(text: str) -> str:
@@ -48,21 +131,14 @@ def without_surrogates(text: str) -> str:
 
 
 def word_starts(text: str) -> list[int]:
-    """Return the offsets in the original text at which its words start."""
+    """Return the offsets in the original text at which the words of `split_words` start.
+
+    They cut a text into units of the kind `example`, whatever the vocabulary.
+    """
     if text.isascii() and not _HAS_CONTROL.search(text):
         return [match.start() for match in _ASCII_WORD.finditer(text.lower())]
-    return [start for start, _ in _LOCATOR.encode(without_surrogates(text)).offsets]
-
-
-def _locator() -> Tokenizer:
-    """Return a tokenizer that makes one token of every word, which gives the words' offsets."""
-    locator = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))  # noqa: S106
-    locator.normalizer = NORMALIZER
-    locator.pre_tokenizer = PRE_TOKENIZER
-    return locator
-
-
-_LOCATOR = _locator()
+    encoding = _one_word_each(BERT).encode(without_surrogates(text))
+    return [start for start, _ in encoding.offsets]
 
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -103,7 +179,6 @@ class SpecialIds:
 Ints = NDArray[np.int64]
 _SPACE, _LETTER, _MARK, _ODD = range(4)
 _SPACES = b"\t\n\r "
-_LOWER = bytes(range(256)).lower()
 _TEXT = pa.large_string()
 _MANY = 1 << 19  # items merged at once
 
@@ -134,22 +209,21 @@ class WordCodes:
     starts: Ints
 
 
-def encode_bert_words(texts: pa.Array) -> WordCodes:
+def encode_bert_words(texts: pa.Array, segmentation: Segmentation = BERT) -> WordCodes:
     """Return the words of texts as BERT splits them.
 
     Args:
         texts: an Arrow array of strings, without nulls.
+        segmentation: with BERT's pre-tokenizer and a normalizer of BERT's class.
     """
     data, ends = _bytes_of(texts)
     if not data:
         return WordCodes(pa.array([], _TEXT), np.zeros(0, np.int64), np.zeros_like(ends))
-    translated = data.translate(_CLASSES)
-    odd = np.zeros(0, np.int64)
-    if bytes([_ODD]) in translated:
-        classes = np.frombuffer(bytearray(translated), np.uint8)
-        odd = _join_odd(classes, ends)
-    else:
-        classes = np.frombuffer(translated, np.uint8)
+    classes = np.frombuffer(bytearray(data.translate(_CLASSES)), np.uint8)
+    if segmentation.placeholders:
+        for match in re.finditer(_any_of(segmentation.placeholders).encode(), data):
+            classes[match.start() : match.end()] = _ODD
+    joined, odd = _join_odd(classes, ends)
     letter, space = classes == _LETTER, classes == _SPACE
     # A word begins at every non-space byte that does not continue a run of letters of its text.
     begins = ~space
@@ -159,7 +233,10 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
     # Once the spaces are removed, each word ends where the next word begins.
     flags = begins.view(np.uint8) | (space.view(np.uint8) << 1)
     offsets = np.flatnonzero(np.frombuffer(flags.tobytes().translate(None, b"\2"), np.bool_))
-    squeezed = data.translate(_LOWER, _SPACES)
+    if json.loads(segmentation.normalizer)["lowercase"]:  # placeholders keep their case
+        both = np.frombuffer(data, np.uint8), np.frombuffer(data.lower(), np.uint8)
+        data = np.where(joined, *both).tobytes()
+    squeezed = data.translate(None, _SPACES)
     encoded = pa.Array.from_buffers(
         pa.large_binary(),
         len(offsets),
@@ -168,7 +245,8 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
     codes = encoded.indices.to_numpy().astype(np.int64)
     starts = np.searchsorted(offsets, ends - _sums(space, ends))
     words = WordCodes(encoded.dictionary.cast(_TEXT), codes, starts)
-    return _split_odd(words, np.searchsorted(offsets, odd)) if len(odd) else words
+    odd = np.searchsorted(offsets, odd)
+    return _split_odd(words, odd, segmentation) if len(odd) else words
 
 
 def _sums(flags: NDArray[np.bool_], ends: Ints) -> Ints:
@@ -180,9 +258,9 @@ def _sums(flags: NDArray[np.bool_], ends: Ints) -> Ints:
     return np.cumsum(counts)
 
 
-def encode_with(split: Callable[[str], Sequence[str]], texts: pa.Array) -> WordCodes:
-    """Return the words of texts by another splitter, which splits one text at a time."""
-    words = [split(text) for text in texts.to_pylist()]
+def encode_with(segmentation: Segmentation, texts: pa.Array) -> WordCodes:
+    """Return the words of texts by any segmentation, which splits one text at a time."""
+    words = [segmentation.split(text) for text in texts.to_pylist()]
     lengths = np.array([len(words_of_text) for words_of_text in words], np.int64)
     every = pa.array(list(itertools.chain.from_iterable(words)), _TEXT).dictionary_encode()
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -199,13 +277,16 @@ def _bytes_of(texts: pa.Array) -> tuple[bytes, Ints]:
     return bytes(memoryview(data)[ends[0] : ends[-1]]) if data else b"", ends - ends[0]
 
 
-def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
+def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> tuple[NDArray[np.bool_], Ints]:
     """Turn every run between spaces that holds an odd byte into a run of letters, in place.
 
     Returns:
-        The offsets at which these runs begin, spaces not counted.
+        Whether each byte is in such a run, and the offsets at which the runs begin, spaces not
+        counted.
     """
     odd = np.flatnonzero(classes == _ODD)
+    if not len(odd):
+        return np.zeros(1, np.bool_), odd
     breaks = np.concatenate([[-1], np.flatnonzero(classes == _SPACE), [len(classes)]])
     after = np.searchsorted(breaks, odd)
     text = np.searchsorted(ends, odd, "right")
@@ -215,16 +296,17 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
     change[begins], change[stops] = 1, -1
     # A run that ends where the run of the next text begins must not switch the flag off.
     change[np.intersect1d(begins, stops)] = 0
-    classes[np.cumsum(change[:-1], dtype=np.int8) > 0] = _LETTER
+    joined = np.cumsum(change[:-1], dtype=np.int8) > 0
+    classes[joined] = _LETTER
     first: Ints = np.unique(begins)
     first -= np.searchsorted(breaks, first) - 1  # subtract the spaces before each run
-    return first
+    return joined, first
 
 
-def _split_odd(words: WordCodes, odd: Ints) -> WordCodes:
+def _split_odd(words: WordCodes, odd: Ints, segmentation: Segmentation) -> WordCodes:
     """Return the codes with the runs at these places replaced by the words that they contain."""
     items, which = np.unique(words.codes[odd], return_inverse=True)
-    split = [split_words(item) for item in words.words.take(pa.array(items)).to_pylist()]
+    split = [segmentation.split(item) for item in words.words.take(pa.array(items)).to_pylist()]
     more = pa.array(list(itertools.chain.from_iterable(split)), _TEXT)
     every = pa.concat_arrays([words.words, more]).dictionary_encode()
     # The codes of the existing words do not change.

@@ -10,14 +10,14 @@ import shutil
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes  # noqa: F401 - NumPy gets the type bfloat16, as TensorFlow requires it too
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import decoders
 
 from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
 from dp_core.errors import BadInput
@@ -51,11 +51,12 @@ from dp_core.models.parameters import (
     parameter_shapes,
     shape_facts,
 )
+from dp_core.vocabulary.tokenizer_files import ALPHABET, stored_ids
 
-CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 ADAPTER_FOLDER = "adapter"  # a subfolder: next to a merged model, PEFT would apply it again
 _SHARDS = "model.safetensors.index.json"
-_TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+_TOKENIZER = ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
 _OF_CLASSIFIER = {
     TAGGER: (f"{TAGGER}/kernel", f"{TAGGER}/bias", TRANSITIONS),
@@ -122,7 +123,7 @@ def checkpoint_facts(folder: Path) -> dict[str, Any]:
     """
     model = _stored_model(folder)
     config, stored = model.config, model.parameters.keys()
-    _refuse_tokens_beyond(model.parameters[WORD], read_vocabulary(folder), folder)
+    _refuse_tokens_beyond(model.parameters[WORD], stored_ids(folder)[0], folder)
     head = stored >= parameter_shapes(config).keys()
     return {"shape": shape_facts(config), "positions": config.max_positions, "head": head}
 
@@ -224,10 +225,7 @@ def _labels(about: dict[str, Any]) -> tuple[str, ...]:
         raise BadInput("id2label does not name labels by number", where=CONFIG) from error
 
 
-_BYTE_LEVEL, _WHOLE = "vocab.json", "tokenizer.json"
 _CONTINUES = "##"
-_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, both before and after a text
-_OF_ROBERTA = dict(zip(SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"), strict=True))
 _BYTES = decoders.ByteLevel()
 _SPACE = "\u2581"  # SentencePiece's mark at the start of a word, as in Llama 2
 
@@ -252,14 +250,11 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
         BadInput: as `load_model`, or the folder has no vocabulary.
     """
     model = load_model(folder)
-    stored, marking = _stored_vocabulary(folder)
-    old, prefix = _names_for(tokens, stored, marking)
+    old, prefix = _names_for(tokens, *stored_ids(folder))
     config = replace(model.config, vocab_size=len(tokens))
     if isinstance(config, CausalConfig):  # begin and end tokens may have other names
         old = {"[CLS]": config.begin, "[SEP]": config.end} | old
         config = replace(config, begin=SpecialIds.cls, end=SpecialIds.sep)
-    else:
-        old = {ours: stored[name] for ours, name in _OF_ROBERTA.items() if name in stored} | old
     table = model.parameters[WORD]
     _refuse_tokens_beyond(table, old, folder)
     spelt = [_spelt(token, old, prefix) for token in tokens]
@@ -313,57 +308,18 @@ def _exchanged(
     return out
 
 
-def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the ids of a model folder's tokens, spelled as in the folder.
-
-    Raises:
-        BadInput: the folder has no readable vocabulary.
-    """
-    return _stored_vocabulary(folder)[0]
-
-
-_Marking = Literal["wordpiece", "byte-level", "marked"]  # marked: SentencePiece
-
-
-def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], _Marking]:
-    """Return the ids of a folder's tokens, and how tokens mark the start of a word."""
-    try:
-        if (folder / VOCABULARY).is_file():
-            lines = (folder / VOCABULARY).read_text(encoding="utf-8").split("\n")
-            return {token.rstrip("\r"): i for i, token in enumerate(lines) if token}, "wordpiece"
-        if (folder / _BYTE_LEVEL).is_file():
-            tokens = dict(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8")))
-            return tokens, "byte-level"
-        whole = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))
-        about, added = whole["model"], whole.get("added_tokens", ())
-        vocabulary: dict[str, int] = dict(about["vocab"])
-        vocabulary |= {token["content"]: token["id"] for token in added}
-        if about["type"] == "BPE":
-            marked = any(token.startswith(_SPACE) for token in vocabulary)
-            return vocabulary, "marked" if marked else "byte-level"
-        return vocabulary, "wordpiece"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(
-            f"no readable {VOCABULARY}, {_BYTE_LEVEL} or {_WHOLE}", where=str(folder)
-        ) from error
-
-
 def _names_for(
-    tokens: Sequence[str], stored: dict[str, int], marking: _Marking
+    tokens: Sequence[str], stored: dict[str, int], kind: str
 ) -> tuple[dict[str, int], str]:
-    """Return stored ids by names in the form of a new vocabulary, and its continuation prefix.
-
-    [CLS] and [SEP] are GPT-2's end-of-text token, unless the stored tokens contain them.
-    """
-    byte_level = set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens)
-    names = stored
-    if byte_level and marking == "marked":
+    """Return stored ids by names in the form of a new vocabulary, and its continuation prefix."""
+    byte_level, names = set(ALPHABET) <= set(tokens), stored
+    marked = any(token.startswith(_SPACE) for token in stored)
+    if kind == "BPE" and byte_level and marked:
         names = {token.replace(_SPACE, "\u0120"): i for token, i in stored.items()}
-    elif not byte_level and marking != "wordpiece":
+    elif kind == "BPE" and not byte_level:
         names = {}
         for token, i in stored.items():
-            text = _BYTES.decode([token]) if marking == "byte-level" else token.replace(_SPACE, " ")
+            text = token.replace(_SPACE, " ") if marked else _BYTES.decode([token])
             names[text[1:] if text.startswith(" ") else _CONTINUES + text] = i
-    if (end := stored.get(_END_OF_TEXT)) is not None:
-        names = {"[CLS]": end, "[SEP]": end, **names}
+        names |= {token: stored[token] for token in SPECIAL_TOKENS if token in stored}
     return names, "" if byte_level else _CONTINUES

@@ -238,9 +238,9 @@ class TaggingHead(Head[Sentence, tuple[str, ...]]):
         """Cut sentences into rows of at most `max_length` pieces, including [CLS] and [SEP]."""
         special = SpecialIds.of(tokenizer)
         label_ids = {label: i for i, label in enumerate(self.labels)}
-        encodings = tokenizer.encode_batch(
-            [list(s.tokens) for s in items], is_pretokenized=True, add_special_tokens=False
-        )
+        # A space belongs to a byte-level word, so words are read as in running text.
+        spaced = [[" " * (i > 0) + word for i, word in enumerate(s.tokens)] for s in items]
+        encodings = tokenizer.encode_batch(spaced, is_pretokenized=True, add_special_tokens=False)
         rows = []
         for index, (sentence, encoding) in enumerate(zip(items, encodings, strict=True)):
             pieces: dict[int, list[int]] = {}

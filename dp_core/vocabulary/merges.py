@@ -20,6 +20,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from dp_core.data.tokens import Segmentation
+from dp_core.errors import BadInput
+
 Pair = tuple[int, int]
 WHOLE = 0.75  # largest share of the learned tokens that whole words take: docs/vocabulary.md
 
@@ -102,6 +105,21 @@ def learn_tokens(
         tokens, more = learn_merges(counts, tokens, size, prefix=prefix)
         merges = list(dict.fromkeys((*merges, *more)))
     return tokens, merges
+
+
+def words_to_learn(counts: Mapping[str, int], words: Segmentation) -> dict[str, int]:
+    """Return the counts without placeholders, which are tokens already.
+
+    Raises:
+        BadInput: there is no word.
+    """
+    if not counts:
+        raise BadInput(
+            "no word passed the threshold",
+            where="vocabulary",
+            fix="Raise ε, δ or the number of units, lower words_per_unit, or use public text too.",
+        )
+    return {word: count for word, count in counts.items() if word not in words.placeholders}
 
 
 def whole_words_apart(

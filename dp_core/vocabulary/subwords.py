@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +22,20 @@ from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard, read_shard
 from dp_core.data.privacy_units import in_blocks, is_held_out, units_of
-from dp_core.data.tokens import HeldItems, WordCodes, added_counts, held_items, without_surrogates
+from dp_core.data.tokens import (
+    BERT,
+    SPECIAL_TOKENS,
+    HeldItems,
+    Segmentation,
+    added_counts,
+    bert_segmentation,
+    held_items,
+    without_surrogates,
+)
+from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import byte_level, wordpiece
+from dp_core.vocabulary.tokenizer_files import GPT2
 
 if TYPE_CHECKING:
     from dp_core.cluster.shard_map import ShardMap
@@ -33,58 +43,42 @@ if TYPE_CHECKING:
 SubwordKind = Literal["wordpiece", "byte-level-bpe"]
 
 
-class Subwords(Protocol):
-    """One kind of vocabulary: a module with these functions.
-
-    Attributes:
-        FILE: the file of a saved vocabulary that holds the tokens.
-    """
-
-    FILE: str
-
-    def encode_words(self, texts: pa.Array) -> WordCodes:
-        """Return the words of texts, which are counted."""
-
-    def spelt(self, word: str) -> str:
-        """Return the characters that a word of `encode_words` represents."""
-
-    def learn(self, counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> Tokenizer:
-        """Return a tokenizer, given counts of words, its size and words to keep whole."""
-
-    def of_folder(self, folder: Path, tokens: Sequence[str]) -> Tokenizer:
-        """Return the tokenizer of the folder of a model from any source."""
-
-    def save(self, tokenizer: Tokenizer, folder: Path) -> None:
-        """Write a tokenizer into a folder."""
-
-    def load(self, folder: Path | str) -> Tokenizer:
-        """Return the tokenizer that `save` wrote."""
-
-
-KINDS: Mapping[SubwordKind, Subwords] = {"wordpiece": wordpiece, "byte-level-bpe": byte_level}
-
-
-def kind_of(tokens: Iterable[str]) -> SubwordKind:
-    """Return the kind of a vocabulary; a byte-level one has all 256 characters of bytes."""
-    return "byte-level-bpe" if set(byte_level.ALPHABET) <= set(tokens) else "wordpiece"
-
-
-def load(folder: Path | str) -> Tokenizer:
-    """Return the tokenizer of a folder, of either kind.
+def segmentation(
+    kind: SubwordKind,
+    *,
+    lowercase: bool = True,
+    strip_accents: bool = True,
+    placeholders: Sequence[str] = (),
+) -> Segmentation:
+    """Return the words of a vocabulary that is learned; byte-level ones keep case and accents.
 
     Raises:
-        BadInput: no vocabulary, or one without the special tokens.
+        BadInput: a placeholder is a special token, which no text may contain.
     """
-    is_byte_level = (Path(folder) / byte_level.FILE).is_file()
-    return byte_level.load(folder) if is_byte_level else wordpiece.load(folder)
+    if special := sorted(set(placeholders) & set(SPECIAL_TOKENS)):
+        raise BadInput(f"{special[0]} is a special token", where="placeholders")
+    if kind == "wordpiece":
+        return bert_segmentation(lowercase, strip_accents, placeholders)
+    return replace(GPT2, placeholders=tuple(placeholders))
+
+
+def learn(
+    counts: Mapping[str, int], size: int, whole: Sequence[str], words: Segmentation
+) -> Tokenizer:
+    """Return a tokenizer of the kind of the counted words; see `wordpiece.learn`."""
+    if words.pre_tokenizer == BERT.pre_tokenizer:
+        return wordpiece.learn(counts, size, whole, words)
+    return byte_level.learn(counts, size, whole, words)
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
-    """Return SHA-256 over the tokens in order of id, in hex."""
+    """Return SHA-256 over the tokens in order of id, and over unusual words, in hex."""
     ids = tokenizer.get_vocab()
     digest = hashlib.sha256()
     for token in sorted(ids, key=ids.__getitem__):
         digest.update(f"{len(token)} {token}\n".encode())
+    if (words := Segmentation.of(tokenizer)) not in (BERT, GPT2):
+        digest.update(repr(words).encode())
     return digest.hexdigest()
 
 
@@ -141,14 +135,14 @@ class UnitWords:
     Attributes:
         unit: the privacy unit.
         words_per_unit: the length of a tuple, for the unit `example`.
-        subwords: the kind of vocabulary, which defines words.
+        words: the segmentation of texts into words, which the tokenizer shares.
         holdout: share of units that are left out.
         holdout_key: public coins that choose these units.
     """
 
     unit: PrivacyUnit
     words_per_unit: int
-    subwords: SubwordKind = "wordpiece"
+    words: Segmentation = BERT
     holdout: float = 0.0
     holdout_key: bytes = b""
 
@@ -157,7 +151,7 @@ class UnitWords:
         units = units_of(read_shard(shard), self.unit, self.words_per_unit)
         kept = (u for u in units if not is_held_out(u.unit_id, self.holdout, self.holdout_key))
         for block in in_blocks(kept):
-            words = KINDS[self.subwords].encode_words(block.texts)
+            words = self.words.encode(block.texts)
             yield held_items(block.unit_ids, words, words.starts[block.rows])
 
 

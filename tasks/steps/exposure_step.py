@@ -22,7 +22,7 @@ from dp_core.models.causal import continuations
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel
-from dp_core.vocabulary import subwords
+from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol.specs import ExposureSpec
@@ -50,7 +50,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     )
     if fact(store, "canaries_digest") != fact(planted, "digest"):
         raise BadInput("these canaries are not those planted in it", where="private_store_uri")
-    tokenizer, model = subwords.load(model_input.folder), load_model(model_input.folder)
+    tokenizer, model = tokenizer_files.load(model_input.folder), load_model(model_input.folder)
     pool, causal = candidates(tokenizer), isinstance(model.config, CausalConfig)
     rows_attacked = causal and spec.extraction.extraction_rows > 0
     label = Label.OPERATOR if operator_only(context.releases) else Label.DP

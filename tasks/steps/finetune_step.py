@@ -35,7 +35,7 @@ from dp_core.training.bootstrap import Replicate, mean_f1
 from dp_core.training.finetune import Epochs, finetune
 from dp_core.training.heads import ClassHead, Head, TaggingHead
 from dp_core.training.loop import PrivateUpdates, Progress
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import FinetuneSpec
 from tasks.releases.charge import charge, planned_release, record_operator_use, training_plan
@@ -85,7 +85,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     predicted = head.predict(
         tuned,
         test,
-        wordpiece.load(model.folder),
+        tokenizer_files.load(model.folder),
         max_length=spec.sequence_length,
         device=spec.device,
     )
@@ -192,7 +192,7 @@ def _tuned(
     trained = finetune(
         model.folder,
         train,
-        wordpiece.load(model.folder),
+        tokenizer_files.load(model.folder),
         head=head,
         updates=updates or Epochs(spec.epochs, spec.batches.batch_size),
         units=unit_ids(train, updates.plan.unit) if updates else None,

@@ -20,7 +20,7 @@ from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.privacy.statement import event_of, totals
-from dp_core.vocabulary import subwords
+from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol.specs import MembershipSpec
@@ -117,7 +117,7 @@ def _sample(
         unit=unit,
         train=train,
         held_out=others,
-        tokenizer=subwords.load(attacked.folder),
+        tokenizer=tokenizer_files.load(attacked.folder),
         max_examples_per_unit=fact(store, "max_examples_per_unit"),
         carries=lambda unit_id: any(carries(c, unit_id, spec.seed) for c in canaries),
         most=spec.config.membership_units,

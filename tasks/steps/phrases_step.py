@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from dp_core.audit.canaries import Canary, texts_with_canaries
 from dp_core.labels import Dp, Label, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
 from dp_core.vocabulary.ngram_release import release_phrases
 from tasks.context import StepContext, StepOutput, read_checked
@@ -117,9 +117,9 @@ def _spelled(canaries: Sequence[Canary], vocabulary: Path) -> list[tuple[Canary,
     Canaries are planted in the private rows, not in the corpus. Without this text, the audit of a
     model that learned from phrases would miss leakage through the phrases.
     """
-    pieces = {number: piece for piece, number in wordpiece.load(vocabulary).get_vocab().items()}
+    tokenizer = tokenizer_files.load(vocabulary)
     return [
-        (canary, " ".join(pieces[token].removeprefix("##") for token in canary.tokens))
+        (canary, " ".join(tokenizer_files.spelt(tokenizer, token) for token in canary.tokens))
         for canary in canaries
         if not canary.is_reference
     ]

@@ -12,7 +12,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
 from dp_core.models.config import CausalConfig
-from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary
+from dp_core.models.hugging_face import load_model, load_with_vocabulary
 from dp_core.models.parameters import (
     AnyModel,
     Arrays,
@@ -36,7 +36,8 @@ from dp_core.training.loop import (
     train,
 )
 from dp_core.training.objectives import objective_for
-from dp_core.vocabulary.wordpiece import continuation_tokens, load
+from dp_core.vocabulary.tokenizer_files import load
+from dp_core.vocabulary.wordpiece import continuation_tokens
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import PretrainSpec
 from tasks.releases.charge import (
@@ -233,7 +234,7 @@ def _start(
         (source,) = spec.sources
         folder = open_source(source, context).path
         refuse_own_model(folder, "public_model")
-        ids = read_vocabulary(inputs.vocabulary.folder)
+        ids = load(inputs.vocabulary.folder).get_vocab()
         pieces = sorted(ids, key=ids.__getitem__)
         public_model = load_with_vocabulary(folder, pieces, spec.seed)
         spec.shape.refuse_other(**shape_facts(public_model.config))

@@ -19,7 +19,7 @@ from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.private_selection import draw_candidate, draw_count, training_seed
 from dp_core.training.loop import PrivateUpdates, train
 from dp_core.training.objectives import objective_for
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files, wordpiece
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import PretrainSpec, SelectSpec
 from tasks.releases.charge import charge, planned_release, training_plan
@@ -80,7 +80,7 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
     # The rows may be read only after the charge.
     store, event = inputs.train_store(first, context), charged.entry.event
     assert isinstance(event, RandomCountSelection)  # noqa: S101 - as reserved
-    words = wordpiece.continuation_tokens(wordpiece.load(inputs.vocabulary.folder))
+    words = wordpiece.continuation_tokens(tokenizer_files.load(inputs.vocabulary.folder))
     start = language_model(load(inputs.initial.folder))
 
     def trained(number: int) -> _Trained:

@@ -21,7 +21,7 @@ from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import subwords
+from dp_core.vocabulary import subwords, tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import TokenStoreSpec
 from tasks.releases.provenance import (
@@ -59,7 +59,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     planted = (
         output_of(context, spec.canaries_uri, "canaries", vocabulary) if spec.canaries_uri else None
     )
-    tokenizer = subwords.load(vocabulary.folder)
+    tokenizer = tokenizer_files.load(vocabulary.folder)
     canaries = _canaries(spec, planted)
     writers = {
         part: TokenStoreWriter(

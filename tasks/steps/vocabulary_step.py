@@ -19,18 +19,17 @@ from tokenizers import Tokenizer
 
 from dp_core.config.release import EXACT_WORDS
 from dp_core.data.hashing import seed_key
-from dp_core.data.tokens import SPECIAL_TOKENS, split_words
+from dp_core.data.tokens import SPECIAL_TOKENS, Segmentation, split_words
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files
 from dp_core.vocabulary.item_sets import BoundedSets
 from dp_core.vocabulary.subwords import (
-    KINDS,
     UnitWords,
     in_turns,
-    kind_of,
-    load,
+    learn,
+    segmentation,
     vocabulary_digest,
     whole_words,
     word_counts,
@@ -51,6 +50,7 @@ class _Words:
     """The words and tokens that a vocabulary is made of.
 
     Attributes:
+        split: the segmentation of texts into words, which counts and tokenizer share.
         counts: counts of public words.
         known: public words that are whole tokens without any private word, so that no budget is
             spent on them.
@@ -59,6 +59,7 @@ class _Words:
         facts: parameters of the release.
     """
 
+    split: Segmentation
     counts: Counter[str] = field(default_factory=Counter)
     known: frozenset[str] = frozenset()
     kept: Tokenizer | None = None
@@ -73,8 +74,15 @@ class _Words:
 
 def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     """Count public words; release private words if the source includes them; learn the tokens."""
-    config, kind = spec.config, KINDS[spec.subwords]
-    words = _Words()
+    config = spec.config
+    placeholders = tuple(sorted(set(config.placeholders.split())))
+    split = segmentation(
+        spec.subwords,
+        lowercase=config.lowercase,
+        strip_accents=config.strips_accents,
+        placeholders=placeholders,
+    )
+    words = _Words(split, known=frozenset(placeholders))
     if config.keeps_a_checkpoint:
         _read_checkpoint(spec, context, words)
     if config.reads_public_text:
@@ -85,11 +93,11 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
         _count_private_exactly(spec, context, words)
     tokenizer = _tokenizer(spec, words)
     digest = vocabulary_digest(tokenizer)
-    kind.save(tokenizer, context.out)
+    tokenizer_files.save(tokenizer, context.out)
     tokens = words.known if words.kept else ()  # words of a checkpoint, which are not counted here
     kept = {t: 0 for t in tokens if not (t.startswith("##") or t in SPECIAL_TOKENS)}
     for file, counts in ((WORDS, kept | words.joined), (RELEASED, words.released)):
-        told = json.dumps(_in_bert_words(spec, counts), indent=0)
+        told = json.dumps(_in_bert_words(tokenizer, counts), indent=0)
         (context.out / file).write_text(told + "\n")
     context.measure_cost(context.releases)  # 0 if no private text was opened
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
@@ -110,25 +118,27 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             # Inputs with the same vocabulary are matched by its digest, which is keyed if private.
             "digest": context.keyed(digest) if context.exact_vocabulary else digest,
         },
-        artifacts={kind.FILE: Label.DP},
+        artifacts={tokenizer_files.tokens_file(tokenizer): Label.DP},
     )
 
 
 def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
     """Read the tokens of a public model."""
     checkpoint = output_of(context, spec.checkpoint_uri, "checkpoint")
-    tokenizer = load(checkpoint.folder)
+    tokenizer = tokenizer_files.load(checkpoint.folder)
     if vocabulary_digest(tokenizer) != checkpoint.facts["digest"]:
         raise BadInput("the tokens are not those that the step wrote", where=spec.checkpoint_uri)
-    ids = tokenizer.get_vocab()
-    if kind_of(ids) != spec.subwords:
-        raise BadInput(
-            f"its tokens are not those of a {spec.subwords} model",
-            where="public_model",
-            fix="Set model_kind to what the folder holds, or vocabulary_source to public.",
-        )
+    if spec.config.releases_private_words:
+        if not tokenizer_files.takes_words(tokenizer):
+            raise BadInput(
+                "private words cannot be added to byte-level tokens, which would need merges, nor"
+                " to tokens of which some are normalized or have other options",
+                where="vocabulary_source",
+                fix="Set vocabulary_source to checkpoint.",
+            )
+        words.split = Segmentation.of(tokenizer)
     words.kept = tokenizer
-    words.known = frozenset(ids)
+    words.known = frozenset(tokenizer.get_vocab())
 
 
 def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
@@ -138,14 +148,12 @@ def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> N
     """
     corpus = corpus_at(context, spec.public_corpus_uri, "public", field="public_corpus_uri")
     context.refuse_altered(corpus)
-    kind = KINDS[spec.subwords]
-    documents = UnitWords(PrivacyUnit.DOCUMENT, 1, spec.subwords, spec.holdout, seed_key(spec.seed))
+    documents = UnitWords(PrivacyUnit.DOCUMENT, 1, words.split, spec.holdout, seed_key(spec.seed))
     words.counts = word_counts(context.cluster, context.shards(corpus), documents)
     context.measure("words_public", Public(len(words.counts)))
     if spec.config.releases_private_words:
-        words.known = whole_words(
-            words.counts, kind.learn(words.counts, spec.config.vocabulary_size, ())
-        )
+        public = learn(words.counts, spec.config.vocabulary_size, (), words.split)
+        words.known |= whole_words(words.counts, public)
 
 
 def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
@@ -161,13 +169,13 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         plan={"class": type(plan).__name__, "event": event.to_json(), "epsilon": plan.epsilon},
         # Excluding other words changes the counts, which must never get the same noise.
         excluded=words_digest(words.known),
-        subwords=spec.subwords,
+        words=words.split.to_json(),
     )
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
     of_shard = BoundedSets(
-        UnitWords(PrivacyUnit(config.unit), config.words_per_unit, spec.subwords),
+        UnitWords(PrivacyUnit(config.unit), config.words_per_unit, words.split),
         plan.items_per_unit,
         charged.seed.derive("contribution bounding"),
         config.declared_units,
@@ -191,7 +199,7 @@ def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _W
     units.refuse_nameless(unit)
     record_operator_use(context, units, reason=EXACT_WORDS)
     context.refuse_altered(corpus)
-    every = UnitWords(unit, spec.config.words_per_unit, spec.subwords)
+    every = UnitWords(unit, spec.config.words_per_unit, words.split)
     counts = word_counts(context.cluster, context.shards(corpus), every)
     words.released = dict(counts)
     context.measure("distinct_words", Operator(len(counts)))
@@ -207,22 +215,18 @@ def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
     noised counts.
     """
     if words.kept is not None:
-        if spec.subwords == "byte-level-bpe":
-            return words.kept  # added words would need merges
-        ids = words.kept.get_vocab()
         ordered = sorted(words.released, key=lambda word: (-words.released[word], word))
-        return wordpiece.of_tokens(sorted(ids, key=ids.__getitem__), ordered)
+        return tokenizer_files.with_words(words.kept, ordered) if ordered else words.kept
     both = spec.config.reads_public_text and spec.config.releases_private_words
     whole = in_turns(words.counts, words.released) if both else []
-    return KINDS[spec.subwords].learn(words.joined, spec.config.vocabulary_size, whole)
+    return learn(words.joined, spec.config.vocabulary_size, whole, words.split)
 
 
-def _in_bert_words(spec: VocabularySpec, counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts by BERT's word splitting; a word that several tokens share gets the largest."""
-    spelt = KINDS[spec.subwords].spelt
+def _in_bert_words(tokenizer: Tokenizer, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts by the words of phrases; a word that several tokens share gets the largest."""
     out: dict[str, int] = {}
     for token, count in counts.items():
-        for word in split_words(spelt(token)):
+        for word in split_words(tokenizer_files.spelt(tokenizer, token)):
             out[word] = max(out.get(word, 0), count)
     return dict(sorted(out.items()))
 

@@ -24,7 +24,7 @@ from dp_core.models.parameters import Model, initial_values, parameter_shapes
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.training.checkpoints import Checkpoints, LocalFolder
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files, wordpiece
 from tasks.commands.settings_options import settings_from
 from tasks.execution import contract
 from tasks.protocol.job import job_steps
@@ -59,7 +59,7 @@ TEXT = LabelledText(SECRET, "pain", "yes", "d", "p")
 
 
 def vocabulary(folder: Path) -> Path:
-    wordpiece.save(wordpiece.learn(VOCABULARY, 200), folder)
+    tokenizer_files.save(wordpiece.learn(VOCABULARY, 200), folder)
     return folder / "vocab.txt"
 
 
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[Make, Callable[[Path], object]]] = {  # how each file is 
         lambda f: entities_step.read_items(f, "train", "entities"),
     ),
     "texts": (partial(labelled, TEXT), lambda f: entities_step.read_items(f, "train", "classes")),
-    "vocab.txt": (vocabulary, wordpiece.load),
+    "vocab.txt": (vocabulary, tokenizer_files.load),
     "canaries.json": (canaries, canaries_step.read_canaries),
     "store.json": (partial(store, "store.json"), every_row),
     "tokens.bin": (partial(store, "tokens.bin"), every_row),

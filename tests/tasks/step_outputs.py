@@ -10,7 +10,7 @@ from dp_core.audit.protocol import Finding
 from dp_core.config.release import ReleaseRecord
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.privacy.seed_store import SeedStore
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files, wordpiece
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
@@ -28,7 +28,7 @@ def vocabulary_in(*folders: Path) -> int:
     tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
     for folder in folders:
         folder.mkdir(parents=True)
-        wordpiece.save(tokenizer, folder)
+        tokenizer_files.save(tokenizer, folder)
     return tokenizer.get_vocab_size()
 
 

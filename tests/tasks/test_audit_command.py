@@ -15,7 +15,7 @@ from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, fresh
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
-from dp_core.vocabulary.byte_level import ALPHABET
+from dp_core.vocabulary.tokenizer_files import ALPHABET, GPT2
 from tasks.execution.contract import run_step
 from tasks.protocol.specs import PrivacyAuditSpec, RunContext
 from tasks.results import read_findings
@@ -71,12 +71,11 @@ def test_exposure_is_high_for_a_memorised_secret_and_low_for_another(confide, st
         assert record["label"] == "operator"
 
 
-def test_cased_model_without_matching_tokens_is_refused(confide, stranger, texts):
-    cased = [word.capitalize() if word in KNOWN else word for word in WORDS]
-    (stranger / "vocab.txt").write_text("".join(f"{word}\n" for word in cased))
+def test_model_whose_tokenizer_cannot_be_reproduced_is_refused(confide, stranger, texts):
+    (stranger / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
     code, _, err = confide("audit", stranger, *texts)
     assert code == 2
-    assert "46.5% of its tokens can never occur in normalised text" in err
+    assert "cannot be reproduced: it has the class BertJapaneseTokenizer. Supported are" in err
 
 
 def test_membership_attack_separates_texts_and_a_stated_claim_sets_its_ceiling(
@@ -108,7 +107,8 @@ def test_decoder_of_a_third_party_is_audited_with_its_tokenizer(confide, tmp_pat
     save(fresh(Gpt2Config(vocab_size=len(tokens), **SIZES), 0), folder)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if whole:
-        about = {"model": {"type": "BPE", "vocab": vocabulary, "merges": merges}}
+        model = {"type": "BPE", "vocab": vocabulary, "merges": merges}
+        about = {"model": model, **GPT2.to_json()}
         (folder / "tokenizer.json").write_text(json.dumps(about))
     else:
         (folder / "vocab.json").write_text(json.dumps(vocabulary))

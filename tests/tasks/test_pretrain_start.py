@@ -12,7 +12,7 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, AnyModel, fresh
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files, wordpiece
 from tasks.context import StepContext, content_key
 from tasks.protocol.job import job_steps
 from tasks.protocol.points import OF_JOB, Mode
@@ -36,7 +36,7 @@ def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
     tokenizer = wordpiece.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
     folder.mkdir(exist_ok=True)
-    wordpiece.save(tokenizer, folder)
+    tokenizer_files.save(tokenizer, folder)
     facts = {"vocabulary_size": tokenizer.get_vocab_size()}
     vocabulary = SimpleNamespace(folder=folder, facts=facts)
     inputs = cast(TrainingInputs, SimpleNamespace(vocabulary=vocabulary, initial=None))
@@ -60,7 +60,7 @@ def test_fresh_model_has_the_requested_kind(tmp_path, kind):
 def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
-    wordpiece.save(theirs, public)
+    tokenizer_files.save(theirs, public)
     shape = BertConfig.of_size(
         vocab_size=theirs.get_vocab_size(), hidden=128, layers=2, max_positions=16
     )
@@ -82,7 +82,7 @@ def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
 def test_public_model_of_another_architecture_is_refused(tmp_path, kind, other):
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
-    wordpiece.save(theirs, public)
+    tokenizer_files.save(theirs, public)
     size = {"vocab_size": theirs.get_vocab_size(), "hidden": 64, "layers": 1, "max_positions": 16}
     config = Gpt2Config.of_size(**size) if kind == "bert" else BertConfig.of_size(**size)
     save(fresh(config, 3), public)

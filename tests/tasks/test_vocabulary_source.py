@@ -18,14 +18,13 @@ from dp_core.models.hugging_face import (
     WEIGHTS,
     load_model,
     load_with_vocabulary,
-    read_vocabulary,
     save,
 )
 from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.statement import privacy_statement
-from dp_core.vocabulary import byte_level, subwords, wordpiece
+from dp_core.vocabulary import byte_level, subwords, tokenizer_files, wordpiece
 from tasks.execution import contract
 from tasks.protocol.job import budget_of_run, job_steps, point_steps
 from tasks.protocol.least_privilege import Need
@@ -64,7 +63,7 @@ class Job:
         return output_folder(self.deployment, self.steps[task].output)
 
     def tokens(self) -> list[str]:
-        ids = read_vocabulary(self.folder("vocabulary"))
+        ids = tokenizer_files.stored_ids(self.folder("vocabulary"))[0]
         return sorted(ids, key=ids.__getitem__)
 
     @property
@@ -165,12 +164,12 @@ def test_impossible_vocabulary_sources_are_refused():
 def test_released_words_become_tokens(untracked, monkeypatch, kind):
     """Released words take precedence over merges of public words."""
     given: list[tuple[dict[str, int], list[str]]] = []
-    split = subwords.KINDS["wordpiece" if kind == "bert" else "byte-level-bpe"]
+    split = wordpiece if kind == "bert" else byte_level
     learned = split.learn
 
-    def learn(counts: Any, size: int, whole: Any) -> Any:
+    def learn(counts: Any, size: int, whole: Any, words: Any) -> Any:
         given.append((dict(counts), list(whole)))
-        return learned(counts, size, whole)
+        return learned(counts, size, whole, words)
 
     monkeypatch.setattr(split, "learn", learn)
     job = Job(untracked, model_kind=kind)
@@ -247,7 +246,7 @@ def test_checkpoint_keeps_its_tokens_and_embeddings(untracked, bert):
     ours = load_with_vocabulary(bert, tokens, seed=1).parameters[table]
     old = load_model(bert).parameters[table]
     for token in (*kept, new[0]):
-        pieces = wordpiece.of_tokens(theirs).encode(token, add_special_tokens=False)
+        pieces = tokenizer_files.of_checkpoint(bert).encode(token, add_special_tokens=False)
         positions = [theirs.index(t) for t in ([token] if token in theirs else pieces.tokens)]
         np.testing.assert_allclose(ours[tokens.index(token)], old[positions].mean(0), rtol=1e-6)
 
@@ -275,14 +274,23 @@ def test_checkpoint_baseline_is_evaluated_unchanged(untracked, bert):
         np.testing.assert_array_equal(ours.parameters[name], ordered)
 
 
-def test_cased_and_undeclared_checkpoints_are_refused(untracked, bert):
+def test_changed_segmentation_is_charged_as_a_new_release(untracked, bert):
+    """The same tokens with another normalization count other words, which need other noise."""
+    job = Job(untracked, vocabulary_source="checkpoint+private", public_model=str(bert))
+    job.run("private_corpus", "public_corpus", "checkpoint", "vocabulary")
+    uncased, digest = job.tokens(), (job.folder("checkpoint") / "result.json").read_text()
+    assert len(job.charges) == 1
     (bert / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
+    for task in ("checkpoint", "vocabulary"):
+        (job.folder(task) / "result.json").unlink()
     with pytest.raises(BadInput, match="declare-public"):
         job.run("checkpoint")
     declare_public(str(bert), untracked, known_private=False)
-    with pytest.raises(BadInput, match="do_lower_case is false"):
-        job.run("checkpoint")
+    job.run("checkpoint", "vocabulary")
+    assert (job.folder("checkpoint") / "result.json").read_text() != digest
+    assert len(job.charges) == 2
+    new = set(job.tokens()) - set(uncased)
+    assert any(not word.islower() for word in new if word.isalpha())
 
 
 @pytest.mark.parametrize(
@@ -324,7 +332,7 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked):
     done = {task: job.run(task) for task in job.steps}
     first = done["vocabulary"]
     assert [r.epsilon for r in first.releases] == [float("inf")]
-    plain = subwords.vocabulary_digest(subwords.load(job.folder("vocabulary")))
+    plain = subwords.vocabulary_digest(tokenizer_files.load(job.folder("vocabulary")))
     assert first.facts["words_released"] == 0
     assert first.facts["digest"] != plain  # a keyed digest does not confirm guessed words
     first_tasks = ("budget", "private_corpus", "public_corpus", "reserve")
@@ -353,8 +361,8 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     """The folder is as OpenAI publishes it: one special token, and text with case."""
     words = {"Fever": 9, " is": 8, " common": 7, " Pain": 6}
     learned = byte_level.learn(words, 290, ())
-    byte_level.save(learned, tmp_path / "ours")
-    ours = read_vocabulary(tmp_path / "ours")
+    tokenizer_files.save(learned, tmp_path / "ours")
+    ours = tokenizer_files.stored_ids(tmp_path / "ours")[0]
     theirs = [t for t in sorted(ours, key=ours.__getitem__) if t not in SPECIAL_TOKENS]
     theirs.append("<|endoftext|>")
     folder = tmp_path / "gpt2"
@@ -375,7 +383,7 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     assert job.tokens() == [*SPECIAL_TOKENS, *theirs]
     text = "Fever is common"
     assert (
-        subwords.load(job.folder("vocabulary")).encode(text, add_special_tokens=False).tokens
+        tokenizer_files.load(job.folder("vocabulary")).encode(text, add_special_tokens=False).tokens
         == learned.encode(text, add_special_tokens=False).tokens
     )
     start = load_with_vocabulary(folder, job.tokens(), 1).parameters["embeddings/word"]
@@ -383,6 +391,7 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked, tmp_path):
     # The begin and end tokens are both initialised from the single special token.
     np.testing.assert_array_equal(start[2], start[3])
     np.testing.assert_array_equal(start[2], model.parameters["embeddings/word"][-1])
-    masked = Job(untracked, vocabulary_source="checkpoint", public_model=str(folder))
-    with pytest.raises(BadInput, match="not those of a wordpiece model"):
-        masked.run("checkpoint", "vocabulary")
+    more = Job(untracked, vocabulary_source="checkpoint+private", public_model=str(folder))
+    with pytest.raises(BadInput, match="private words cannot be added to byte-level tokens"):
+        more.run("private_corpus", "checkpoint", "vocabulary")
+    assert job.charges == []

@@ -12,7 +12,7 @@ from dp_core.audit.canaries import Canary, candidates, carries, draw, plant
 from dp_core.config.data import CanaryConfig
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
-from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary import tokenizer_files, wordpiece
 
 CANARY = Canary("HSH-1-0", "HSH", 1.0, (901, 902, 903))
 OTHER = Canary("HS-1-0", "HS", 1.0, (904, 905))
@@ -22,7 +22,7 @@ OTHER = Canary("HS-1-0", "HS", 1.0, (904, 905))
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vocabulary")
     words = {a + b + c: 900 for a in "bdfgk" for b in "aeiou" for c in "lmnrst"}
-    wordpiece.save(wordpiece.learn(words | {"x2": 500, "ab": 500, ".": 500}, 600), folder)
+    tokenizer_files.save(wordpiece.learn(words | {"x2": 500, "ab": 500, ".": 500}, 600), folder)
     return folder
 
 
@@ -36,7 +36,7 @@ def test_canaries_follow_their_patterns(vocabulary):
     groups = itertools.product(("HS", "HHSHH"), ((0.01, 3), (0.5, 3), (0.0, 32)))
     assert counts == {(pattern, rate): count for pattern, (rate, count) in groups}
     assert len({c.id for c in drawn}) == len(drawn)
-    tokenizer = wordpiece.load(vocabulary)
+    tokenizer = tokenizer_files.load(vocabulary)
     allowed = set(candidates(tokenizer))
     for c in drawn:
         assert len(c.tokens) == len(set(c.tokens)) == len(c.pattern)
@@ -57,7 +57,7 @@ def test_bad_patterns_and_rates_are_refused(patterns, rates):
 
 
 def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path):
-    wordpiece.save(wordpiece.learn({"an": 5}, 100), tmp_path)
+    tokenizer_files.save(wordpiece.learn({"an": 5}, 100), tmp_path)
     with pytest.raises(BadInput, match="too few pieces"):
         draw(tmp_path, config("HHSHH", "0.1"), 1)
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from dp_core.data import corpus, privacy_units
 from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
 from dp_core.data.privacy_units import Unit, bounded_sample, is_held_out, units_of
-from dp_core.data.tokens import split_words
+from dp_core.data.tokens import BERT, bert_segmentation, split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import byte_level
 from dp_core.vocabulary.subwords import UnitWords
+from dp_core.vocabulary.tokenizer_files import GPT2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,8 +25,10 @@ def few_parts() -> Iterator[None]:
         yield
 
 
-SPLITTERS = {"wordpiece": split_words, "byte-level-bpe": byte_level.split_words}
-WORDS = st.lists(st.sampled_from(["pain", "denies", "120/80", "café", "x-ray", "."]), max_size=12)
+CASED = bert_segmentation(lowercase=False, strip_accents=False, placeholders=("[**Age**]", "___"))
+WORDS = st.lists(
+    st.sampled_from(["pain", "Denies", "120/80", "café", "[**Age**].", "."]), max_size=12
+)
 DOCUMENTS = st.lists(
     st.builds(
         Document,
@@ -61,22 +63,22 @@ def test_every_word_is_in_exactly_one_unit(tmp_path_factory, docs, unit):
 @settings(max_examples=60, deadline=None)
 @given(
     DOCUMENTS, st.sampled_from(PrivacyUnit), st.sampled_from([1, 2, 16]),
-    st.sampled_from(["wordpiece", "byte-level-bpe"]), st.sampled_from([1, 20, 1 << 22]),
+    st.sampled_from([BERT, CASED, GPT2]), st.sampled_from([1, 20, 1 << 22]),
 )  # fmt: skip
 def test_many_units_at_once_are_the_same_units_with_the_same_words(
-    tmp_path_factory, docs, unit, shards, kind, together
+    tmp_path_factory, docs, unit, shards, split, together
 ):
     folder = tmp_path_factory.mktemp("c")
     write_corpus(docs, folder, shards)
     one_by_one = [
-        (u.unit_id, {word for text in u.texts for word in SPLITTERS[kind](text)})
+        (u.unit_id, {word for text in u.texts for word in split.split(text)})
         for u in units_of(open_corpus(folder), unit, 4)
     ]
     at_once = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(privacy_units, "_TOGETHER", together)
         for shard in shards_of(folder):
-            for block in UnitWords(unit, 4, kind)(shard):
+            for block in UnitWords(unit, 4, split)(shard):
                 items = block.items.to_pylist()
                 for name, a, b in zip(block.unit_ids, block.starts, block.starts[1:], strict=False):
                     at_once.append((name, {items[m] for m in block.members[a:b]}))

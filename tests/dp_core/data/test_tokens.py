@@ -1,23 +1,34 @@
-from itertools import pairwise
+import json
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 
 from dp_core.data.tokens import (
+    Segmentation,
     WordCodes,
+    bert_segmentation,
     encode_bert_words,
     encode_with,
     held_items,
     joined_items,
     split_words,
+    without_surrogates,
     word_starts,
 )
+from dp_core.vocabulary.tokenizer_files import GPT2
 
 UNUSUAL = "aB9.-_ \t\n\r\x00\x0b\x1c\x7f\x85\xa0\u2028\u0301éİßK中\ud800\ufffd😀"
-ODD_TEXT = st.text(st.sampled_from(UNUSUAL), max_size=40)
+PARTS = [*UNUSUAL, "[**Name**]", "___", "[**"]
+ODD_TEXT = st.lists(st.sampled_from(PARTS), max_size=40).map("".join)
 ASCII = st.text(st.characters(max_codepoint=127), max_size=80)
 ANY = st.one_of(ASCII, st.text(max_size=60), ODD_TEXT)
 TEXTS = st.lists(ANY, max_size=8)
@@ -56,13 +67,43 @@ def spelled(found: WordCodes) -> list[list[str]]:
     return [list(words[found.codes[a:b]]) for a, b in pairs]
 
 
+PLACEHOLDERS = ("-é", "[**Name**]", "__", "___")
+SEGMENTATIONS = [
+    *(
+        bert_segmentation(lowercase, strip, placeholders)
+        for lowercase, strip in product((True, False), repeat=2)
+        for placeholders in ((), PLACEHOLDERS)
+    ),
+    GPT2,
+    replace(GPT2, placeholders=PLACEHOLDERS),
+]
+
+
 @settings(max_examples=400, deadline=None)
-@given(TEXTS, st.integers(0, 3))
-def test_words_of_many_texts_equal_the_words_of_each_text(texts, skipped):
+@given(TEXTS, st.integers(0, 3), st.sampled_from(SEGMENTATIONS))
+def test_words_of_many_texts_equal_the_words_of_each_text(texts, skipped, segmentation):
     sliced = arrow(texts).slice(min(skipped, len(texts)))
-    for found in (encode_bert_words(sliced), encode_with(split_words, sliced)):
-        assert spelled(found) == [split_words(text) for text in texts[skipped:]]
+    for found in (segmentation.encode(sliced), encode_with(segmentation, sliced)):
+        assert spelled(found) == [segmentation.split(text) for text in texts[skipped:]]
         assert len(set(found.words.to_pylist())) == len(found.words)
+
+
+@settings(max_examples=400, deadline=None)
+@given(ANY, st.sampled_from(SEGMENTATIONS))
+def test_counted_words_are_the_words_of_the_tokenizer(text, segmentation):
+    """A tokenizer of `tokenizers` whose tokens are these words reads no other word."""
+    words = segmentation.split(text)
+    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(["[UNK]", *set(words)])}, "[UNK]"))
+    if "Bert" in segmentation.normalizer:
+        flags = json.loads(segmentation.normalizer)
+        flags.pop("type")
+        tokenizer.normalizer = BertNormalizer(**flags)
+        tokenizer.pre_tokenizer = BertPreTokenizer()
+    else:
+        tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.add_tokens([AddedToken(p, normalized=False) for p in segmentation.placeholders])
+    assert tokenizer.encode(without_surrogates(text)).tokens == words
+    assert Segmentation.of(tokenizer) == segmentation
 
 
 @pytest.mark.parametrize(

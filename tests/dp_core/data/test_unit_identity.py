@@ -40,7 +40,7 @@ from dp_core.data.privacy_units import units_of
 from dp_core.data.readers import registry
 from dp_core.data.readers.labelled_texts import with_patients
 from dp_core.data.token_store import PackedRows, ShardRows, TokenStore
-from dp_core.data.tokens import HeldItems
+from dp_core.data.tokens import BERT, HeldItems
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.batches import choose_rows, masked_examples, row_keys
 from dp_core.training.finetune import store_by_unit
@@ -212,7 +212,7 @@ def texts_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
 
 
 def words_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
-    return bounded(UnitWords(unit, WORDS, "wordpiece", HOLDOUT, seed_key(SEED)), shard)
+    return bounded(UnitWords(unit, WORDS, BERT, HOLDOUT, seed_key(SEED)), shard)
 
 
 def phrases_of(shard: Shard, unit: PrivacyUnit) -> list[object]:

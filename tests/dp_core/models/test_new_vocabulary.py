@@ -6,9 +6,10 @@ from small_models import random_model
 
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig, RobertaConfig
-from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary, save
+from dp_core.models.hugging_face import load_with_vocabulary, save
 from dp_core.models.parameters import WORD, Model
-from dp_core.vocabulary.byte_level import ALPHABET
+from dp_core.vocabulary import tokenizer_files
+from dp_core.vocabulary.tokenizer_files import ALPHABET
 
 SIZES = {"hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 5}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -129,7 +130,7 @@ def test_vocabulary_is_read_from_tokenizer_json_if_there_is_no_other(bert):
     vocabulary = {piece: i for i, piece in enumerate(OLD)}
     whole = {"model": {"type": "WordPiece", "vocab": vocabulary}}
     (folder / "tokenizer.json").write_text(json.dumps(whole))
-    assert read_vocabulary(folder) == vocabulary
+    assert tokenizer_files.stored_ids(folder)[0] == vocabulary
 
 
 def test_missing_vocabulary_and_vocabulary_larger_than_the_table_are_refused(bert):

@@ -21,13 +21,12 @@ from dp_core.models.hugging_face import (
     load,
     load_model,
     load_with_vocabulary,
-    read_vocabulary,
     save,
 )
 from dp_core.models.parameters import CLASSIFIER, AnyModel, Model
 from dp_core.nn import Layers
 from dp_core.training.heads import TaggingHead
-from dp_core.vocabulary import byte_level, subwords, wordpiece
+from dp_core.vocabulary import byte_level, tokenizer_files, wordpiece
 from examples.distillation import student_of
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +88,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some of the old pieces, in another order, mixed with new ones."""
     folder = tmp_path_factory.mktemp("vocabulary")
-    wordpiece.save(wordpiece.learn(dict.fromkeys(("ab", "fa", "bed", "cab"), 50), 24), folder)
+    tokenizer_files.save(wordpiece.learn(dict.fromkeys(("ab", "fa", "bed", "cab"), 50), 24), folder)
     return folder
 
 
@@ -101,7 +100,9 @@ def byte_level_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte-level tokens that this project learned from counts."""
     folder = tmp_path_factory.mktemp("byte-level")
     counts = {"Ġbed": 50, "Ġfab": 40, "ab": 30, "ĠcafÃ©": 20}
-    byte_level.save(byte_level.learn(counts, 290, ["ĠcafÃ©"]), folder)  # one word without merges
+    tokenizer_files.save(
+        byte_level.learn(counts, 290, ["ĠcafÃ©"]), folder
+    )  # one word without merges
     return folder
 
 
@@ -115,11 +116,11 @@ def ours(
     """Models that this project saved, and the logits of transformers for them."""
     folder = tmp_path_factory.mktemp("ours")
     models = {name: load_model(theirs / name) for name in NAMES}
-    pieces = list(read_vocabulary(vocabulary))
+    pieces = list(tokenizer_files.stored_ids(vocabulary)[0])
     for name in LANGUAGE_MODELS:
         models[f"{name} of a new vocabulary"] = load_with_vocabulary(theirs / name, pieces, 1)
     models["student"] = student_of(load(theirs / "bert"))
-    byte_tokens = list(read_vocabulary(byte_level_vocabulary))
+    byte_tokens = list(tokenizer_files.stored_ids(byte_level_vocabulary)[0])
     models[BYTES] = load_with_vocabulary(theirs / "gpt2", byte_tokens, 1)
     for name, model in models.items():
         size = model.config.vocab_size
@@ -157,12 +158,12 @@ def test_transformers_computes_the_same_from_saved_models(ours, name):
 def test_transformers_reads_saved_vocabularies(ours, name):
     folder = ours / f"{name} of a new vocabulary"
     pieces = json.loads((folder / "loading.json").read_text())["pieces"]
-    assert pieces == wordpiece.load(folder).encode("ab fa bed").ids
+    assert pieces == tokenizer_files.load(folder).encode("ab fa bed").ids
 
 
 def test_transformers_reads_saved_byte_level_tokens(ours):
     loading = json.loads((ours / BYTES / "loading.json").read_text())
-    assert loading["pieces"] == subwords.load(ours / BYTES).encode("ab fa bed").ids
+    assert loading["pieces"] == tokenizer_files.load(ours / BYTES).encode("ab fa bed").ids
     assert loading["words"] == "ab fa bed"  # decoded again
 
 
@@ -170,7 +171,7 @@ def test_shared_tokens_keep_the_embeddings_of_transformers(ours, theirs):
     old, new = load(theirs / "bert"), load(ours / "bert of a new vocabulary")
     lines = (theirs / "bert" / "vocab.txt").read_text().split()
     kept = 0
-    for piece, i in read_vocabulary(ours / "bert of a new vocabulary").items():
+    for piece, i in tokenizer_files.stored_ids(ours / "bert of a new vocabulary")[0].items():
         if piece in lines:
             kept += 1
             for name in ("embeddings/word", "mlm/bias"):

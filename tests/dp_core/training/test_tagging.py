@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_core.data.labelled_text import Sentence, joined, score
+from dp_core.data.tokens import bert_segmentation
 from dp_core.nn import best_tags, chain_losses
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import TaggingHead, windows
 from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.subwords import learn
+from dp_core.vocabulary.tokenizer_files import GPT2
 
 LABELS = ("O", "B-drug", "I-drug")
 HEAD = TaggingHead(LABELS)
@@ -47,6 +51,28 @@ def test_labels_are_at_the_first_pieces_of_words(tokenizer):
     assert [pieces[f][0] for f in row.positions] == ["p", "a", "b"]
     assert all(not pieces[f].startswith("##") for f in row.positions)
     assert row.labels == (0, 1, 2)
+
+
+SPACED = GPT2.pre_tokenizer.replace('"add_prefix_space":false', '"add_prefix_space":true')
+GERMAN = ("Übelkeit", "und", "Fußödeme", ",", "kein", "Fieber")
+
+
+@pytest.mark.parametrize(
+    "words", [bert_segmentation(False, False), GPT2, replace(GPT2, pre_tokenizer=SPACED)]
+)
+def test_words_are_read_as_in_running_text_and_labelled_at_their_offsets(words):
+    text = " ".join(GERMAN)
+    tokenizer = learn(dict.fromkeys(words.split(text * 2), 5), 330, (), words)
+    s = sentence(GERMAN, ["B-drug", "O", "B-drug", "O", "O", "I-drug"])
+    (row,) = HEAD.rows([s], tokenizer, 64)
+    encoding = tokenizer.encode(text)
+    assert list(row.ids) == encoding.ids
+    ends = [len(" ".join(GERMAN[: i + 1])) for i in range(len(GERMAN))]
+    owner = [sum(end >= b for end in ends) for _, b in encoding.offsets[1:-1]]  # words not ended
+    firsts = [1 + owner.index(number) for number in range(len(GERMAN), 0, -1)]
+    assert list(row.positions) == firsts
+    assert row.labels == (1, 0, 1, 0, 0, 2)
+    assert tags_of([s], [row], echo([row])) == [s.tags]
 
 
 def test_unknown_tag_and_word_without_pieces_are_outside(tokenizer):

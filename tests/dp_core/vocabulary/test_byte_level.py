@@ -8,7 +8,8 @@ from tokenizers.trainers import BpeTrainer
 
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
-from dp_core.vocabulary import byte_level, subwords
+from dp_core.vocabulary import byte_level, tokenizer_files
+from dp_core.vocabulary.tokenizer_files import GPT2
 
 COUNTS = {"Ġpatient": 500, "Ġpatients": 300, "Ġpain": 400, "Patient": 70, "Ġ120": 50, ".": 900}
 
@@ -21,7 +22,7 @@ def tokenizer() -> Tokenizer:
 def test_vocabulary_equals_tokenizers_on_the_same_text():
     text = "the theme of the thesis is then these things, the THE The " * 3 + "pain pains painful"
     counts: dict[str, int] = {}
-    for word in byte_level.split_words(text):
+    for word in GPT2.split(text):
         counts[word] = counts.get(word, 0) + 1
     theirs = Tokenizer(BPE())
     theirs.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -29,7 +30,7 @@ def test_vocabulary_equals_tokenizers_on_the_same_text():
         [text],
         BpeTrainer(
             vocab_size=290, min_frequency=0, show_progress=False,
-            special_tokens=[*SPECIAL_TOKENS, *byte_level.ALPHABET], limit_alphabet=0,
+            special_tokens=[*SPECIAL_TOKENS, *tokenizer_files.ALPHABET], limit_alphabet=0,
         ),
     )  # fmt: skip
     assert byte_level.learn(counts, 290).get_vocab() == theirs.get_vocab()
@@ -44,16 +45,9 @@ def test_every_text_is_encoded_and_decoded_unchanged(text):
     assert tokenizer.decode(ids) == text
 
 
-def test_invalid_vocabularies_are_refused(tmp_path):
+def test_invalid_vocabularies_are_refused():
     with pytest.raises(BadInput, match="no word"):
         byte_level.learn({}, 300)
     with pytest.raises(BadInput, match="Use 261 or more"):
         byte_level.learn(COUNTS, 260)
     assert len(byte_level.learn(COUNTS, 261).get_vocab()) == 261
-    (tmp_path / "vocab.json").write_text("[1, 2")
-    with pytest.raises(BadInput, match="no readable vocabulary"):
-        subwords.load(tmp_path)
-    (tmp_path / "vocab.json").write_text('{"a": 0}')
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(BadInput, match="lacks"):
-        subwords.load(tmp_path)

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.vocabulary_corpora import item_sets
 from dp_core.data.tokens import SpecialIds, split_words
-from dp_core.vocabulary import byte_level, subwords, wordpiece
+from dp_core.vocabulary import byte_level, subwords, tokenizer_files, wordpiece
+from dp_core.vocabulary.tokenizer_files import GPT2
 
 WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
 
@@ -41,14 +42,14 @@ def test_different_vocabularies_have_different_digests():
     assert subwords.vocabulary_digest(one) != subwords.vocabulary_digest(two)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 90), ("byte-level-bpe", 275)])
+@pytest.mark.parametrize(("kind", "size"), [(wordpiece, 90), (byte_level, 275)])
 def test_wanted_words_are_single_tokens_and_the_others_are_learned(kind, size, tmp_path):
     counts = {"the": 90, "pain": 50, "pains": 40, "mood": 30, "zymosis": 1}
-    learned = subwords.KINDS[kind].learn(counts, size, ["zymosis", "the", "pains"])
+    learned = kind.learn(counts, size, ["zymosis", "the", "pains"])
     assert learned.get_vocab_size() <= size
-    subwords.KINDS[kind].save(learned, tmp_path)
+    tokenizer_files.save(learned, tmp_path)
     by_library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for tokenizer in (learned, subwords.load(tmp_path), by_library):
+    for tokenizer in (learned, tokenizer_files.load(tmp_path), by_library):
         for word in counts:
             assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
         ids = tokenizer.get_vocab()  # parts of whole words use the remaining room, if any
@@ -56,16 +57,16 @@ def test_wanted_words_are_single_tokens_and_the_others_are_learned(kind, size, t
         assert all(part > max(ids[word] for word in counts) for part in beginnings)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "byte-level-bpe"])
+@pytest.mark.parametrize("kind", [wordpiece, byte_level])
 def test_first_ids_are_special_tokens_and_text_never_contains_them(kind, tmp_path):
-    learned = subwords.KINDS[kind].learn(WORDS, 300, ())
-    subwords.KINDS[kind].save(learned, tmp_path)
+    learned = kind.learn(WORDS, 300, ())
+    tokenizer_files.save(learned, tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config["mask_token"] == "[MASK]"
     by_library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     text = "Patients' painful é 12."
     assert by_library.encode(text).ids == learned.encode(text).ids
-    for tokenizer in (learned, subwords.load(tmp_path)):
+    for tokenizer in (learned, tokenizer_files.load(tmp_path)):
         assert tokenizer.encode(text).ids == learned.encode(text).ids
         assert SpecialIds.of(tokenizer) == SpecialIds()
         ids = tokenizer.encode("[MASK] pain [CLS]").ids
@@ -93,7 +94,7 @@ def test_excluded_public_words_make_room_for_others():
 def test_word_is_excluded_in_the_form_in_which_it_is_counted():
     """`PAIN` and `Pain` are the public word `pain`; in GPT-2, ` pain` and `pain` differ."""
     assert set(counted(["PAIN Páin pain. Fever"], 9, {"pain", "."})) == {"fever"}
-    cased = counted(["pain pain Pain"], 9, {"Ġpain"}, byte_level.split_words)
+    cased = counted(["pain pain Pain"], 9, {"Ġpain"}, GPT2.split)
     assert set(cased) == {"pain", "ĠPain"}
 
 

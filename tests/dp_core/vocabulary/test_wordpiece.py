@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import BertWordPieceTokenizer, Tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
-from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
+from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
-from dp_core.vocabulary import wordpiece
-from tasks.demo_data.notes import notes
+from dp_core.vocabulary import tokenizer_files, wordpiece
 
 RELEASED = {
     "patient": 500,
@@ -104,74 +104,13 @@ def test_continuation_flags_mark_tokens_that_continue_a_word():
     }
 
 
-def test_special_ids_are_read_from_another_vocabulary(tmp_path):
-    words = ["[PAD]", *(f"[unused{i}]" for i in range(99)), *SPECIAL_TOKENS[1:], "a"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    assert SpecialIds.of(wordpiece.load(tmp_path)) == SpecialIds(0, 100, 101, 102, 103)
-
-
 def test_invalid_vocabularies_are_refused(tmp_path):
     with pytest.raises(BadInput, match="no word passed"):
         wordpiece.learn({}, 100)
     with pytest.raises(BadInput, match="too few"):
         wordpiece.learn({"a": 1}, 5)
     with pytest.raises(BadInput, match="no readable vocabulary"):
-        wordpiece.load(tmp_path)
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\na\n")
+        tokenizer_files.load(tmp_path)
+    Tokenizer(WordPiece({"[PAD]": 0, "[UNK]": 1, "a": 2})).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(BadInput, match=r"lacks \[CLS\]"):
-        wordpiece.load(tmp_path)
-
-
-# --- external checkpoints
-
-ACCENTED, CHINESE = " Überprüfung für Ödeme, à la carte", " 患者胸痛三天 患者发热"
-KEPT_OTHERWISE = {
-    "capitals": ("", {"lowercase": False}),
-    "accents": (ACCENTED, {"strip_accents": False}),
-    "runs of Chinese characters": (CHINESE, {"handle_chinese_chars": False}),
-}
-
-
-def learned_elsewhere(added: str, **normalization: bool) -> list[str]:
-    """Return 2,000 tokens that the trainer of `tokenizers` learns from notes."""
-    tokenizer = BertWordPieceTokenizer(**normalization)
-    texts = [document.text + added for document in notes(150, 1)]
-    tokenizer.train_from_iterator(texts, vocab_size=2000, show_progress=False)
-    vocabulary = tokenizer.get_vocab()
-    return sorted(vocabulary, key=vocabulary.__getitem__)
-
-
-@pytest.mark.parametrize("kept", KEPT_OTHERWISE)
-def test_checkpoint_that_normalizes_otherwise_is_refused_by_its_tokens(kept, tmp_path):
-    added, normalization = KEPT_OTHERWISE[kept]
-    otherwise = learned_elsewhere(added, **normalization)
-    assert wordpiece.unreachable_share(otherwise) > 2 * wordpiece.MOST_UNREACHABLE
-    with pytest.raises(BadInput, match="can never occur in normalised text"):
-        wordpiece.of_folder(tmp_path, otherwise)
-    uncased = [*learned_elsewhere(added), "[unused7]", "<S>"]
-    assert wordpiece.unreachable_share(uncased) == 0
-    assert wordpiece.of_folder(tmp_path, uncased).get_vocab_size() == len(uncased)
-
-
-@pytest.mark.parametrize(
-    "file,settings",
-    [
-        ("tokenizer_config.json", {"do_lower_case": False}),
-        ("tokenizer_config.json", {"do_lower_case": True, "strip_accents": False}),
-        ("tokenizer_config.json", {"tokenize_chinese_chars": False}),
-        ("tokenizer.json", {"normalizer": {"lowercase": False}}),
-        ("tokenizer.json", {"normalizer": {"lowercase": True, "strip_accents": False}}),
-        ("tokenizer.json", {"normalizer": {"handle_chinese_chars": False}}),
-    ],
-)
-def test_checkpoint_that_states_another_normalization_is_refused(file, settings, tmp_path):
-    (tmp_path / file).write_text(json.dumps(settings))
-    with pytest.raises(BadInput, match=f"is false in {file}"):
-        wordpiece.of_folder(tmp_path, [*SPECIAL_TOKENS, "pain"])
-
-
-@pytest.mark.parametrize("content", ["[]", "{", '{"normalizer": null}', '{"strip_accents": null}'])
-def test_checkpoint_without_stated_normalization_is_judged_by_its_tokens(content, tmp_path):
-    for file in ("tokenizer_config.json", "tokenizer.json"):
-        (tmp_path / file).write_text(content)
-    assert wordpiece.of_folder(tmp_path, [*SPECIAL_TOKENS, "pain"]).get_vocab_size() == 6
+        tokenizer_files.load(tmp_path)
