@@ -13,15 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
 from dp_core.models.config import (
-    BertConfig,
-    FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
     ModernBertConfig,
@@ -56,19 +54,11 @@ class Architecture:
 
 
 _MARKERS = ("begin", "end")
-_CONFIGS: tuple[type[ModelConfig], ...] = (
-    BertConfig,
-    RobertaConfig,
-    ModernBertConfig,
-    Gpt2Config,
-    LlamaConfig,
-    FeedForwardConfig,
-)
 
 
 def _architecture(layout: Mapping[str, Any]) -> Architecture:
     """Return a layout of `architectures.toml`."""
-    (config,) = (config for config in _CONFIGS if config.__name__ == layout["config"])
+    (config,) = (config for config in get_args(ModelConfig) if config.__name__ == layout["config"])
     tensors = {n: tuple(t) if isinstance(t, list) else t for n, t in layout["tensors"].items()}
     return Architecture(**{**layout, "config": config, "tensors": tensors})
 
