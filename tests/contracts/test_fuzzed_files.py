@@ -60,7 +60,7 @@ TEXT = LabelledText(SECRET, "pain", "yes", "d", "p")
 
 def vocabulary(folder: Path) -> Path:
     tokenizer_files.save(subwords.learn(VOCABULARY, 200), folder)
-    return folder / "vocab.txt"
+    return folder / "tokenizer.json"
 
 
 def canaries(folder: Path) -> Path:
@@ -145,7 +145,8 @@ CASES: dict[str, tuple[Make, Callable[[Path], object]]] = {  # how each file is 
         lambda f: entities_step.read_items(f, "train", "entities"),
     ),
     "texts": (partial(labelled, TEXT), lambda f: entities_step.read_items(f, "train", "classes")),
-    "vocab.txt": (vocabulary, tokenizer_files.load),
+    "tokenizer.json": (vocabulary, tokenizer_files.load),
+    "a checkpoint's tokenizer": (vocabulary, tokenizer_files.of_checkpoint),
     "canaries.json": (canaries, canaries_step.read_canaries),
     "store.json": (partial(store, "store.json"), every_row),
     "tokens.bin": (partial(store, "tokens.bin"), every_row),
@@ -173,6 +174,7 @@ CASES: dict[str, tuple[Make, Callable[[Path], object]]] = {  # how each file is 
     ),
 }
 AS_JSON = {
+    *("tokenizer.json", "a checkpoint's tokenizer"),
     *("canaries.json", "store.json", "config.json", "seed", "spec", "settings"),
     *("result.json", "checksums.json"),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from examples.distillation import student_of
 from safetensors.numpy import load_file
 from small_models import logits_of, randomised
 
@@ -27,7 +28,6 @@ from dp_core.models.parameters import CLASSIFIER, AnyModel, Model
 from dp_core.nn import Layers
 from dp_core.training.heads import TaggingHead
 from dp_core.vocabulary import subwords, tokenizer_files
-from examples.distillation import student_of
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / "transformers" / "bin" / "python"

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from examples.distillation import distilled_row_losses
 from small_models import randomised
 
 from dp_core.config.training import AdapterConfig
@@ -23,7 +24,6 @@ from dp_core.models.parameters import AnyModel, ModelConfig, fresh
 from dp_core.nn import RowLosses
 from dp_core.training.heads import ClassHead, Head, TaggingHead
 from dp_core.training.objectives import UnitBatch
-from examples.distillation import distilled_row_losses
 
 UNITS, ROWS, LENGTH, WORDS = 3, 2, 7, 9  # few words, so that they repeat within a unit
 SIZES = {
