@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
-from dags.launcher import form, form_defaults, schedule, settings_from, settings_to_start
+from dags.launcher.form import form, form_defaults, schedule, settings_from, settings_to_start
 from dp_core.errors import BadInput
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.sweep import SweepSettings
