@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: release test-wheel help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-newest-tensorflow test-presets mutants check audit format picture docs bench bench-opacus lock clean
+.PHONY: release test-wheel help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-presets mutants check audit format picture docs bench bench-opacus lock clean
 # Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -13,7 +13,7 @@ environments := scripts/python3.11 scripts/environments.py
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## set up both environments from the hash-pinned locks (costs nothing when they are current)
+setup: ## set up both environments from the hash-pinned locks, with TensorFlow for this machine's GPU or TPU
 	@$(environments) ensure task orchestrator
 
 setup-dev: ## the same, with what the checks and tests need
@@ -51,17 +51,8 @@ on_ray = $(shell grep -rlF pytest.mark.ray tests --include='test_*.py')
 test-ray: setup-dev ## shards and hosts on Ray workers of this machine, which are killed
 	$(task)/python -m pytest $(on_ray) -m ray
 
-# The tests that execute TensorFlow. Random draws and figures use NumPy and do not depend on it.
-on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \
-  privacy/test_*clip*.py privacy/test_noise*.py))
-
 SHARE ?=
 share := $(if $(SHARE),--share $(SHARE))
-
-test-newest-tensorflow: ## the tests that execute TensorFlow on the newest release; SHARE=today/3 for a third
-	@$(environments) ensure newest-tensorflow
-	.venv/newest-tensorflow/bin/python -m pytest $(on_tensorflow) -m "not slow and not statistical" \
-	  $(share) --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-presets: setup-dev ## every experiment's tiny preset, run to its end; SHARE=today/3 for a third
 	$(task)/python -m pytest tests/e2e/test_tiny_presets.py -m presets $(share)

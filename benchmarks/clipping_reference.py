@@ -8,7 +8,9 @@ with both.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import os
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -160,18 +162,25 @@ def tensorflow_privacy_clipped_grad_sum(
 
 
 def _optimizer_class() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its dependencies use distutils
-            module = importlib.import_module(
-                "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized"
-            )
-    except ImportError:
+    """Return the optimizer, whose Keras is version 2: since TensorFlow 2.16 the package `tf-keras`.
+
+    The package's `__init__` is not executed, because it imports TensorFlow's estimators, which no
+    longer exist.
+    """
+    spec = importlib.util.find_spec("tensorflow_privacy")
+    if spec is None:
         raise BadInput(
             "tensorflow-privacy is not installed",
             where="engine tensorflow-privacy",
             fix="Install it, or use the engine book-keeping.",
-        ) from None
+        )
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    sys.modules.setdefault("tensorflow_privacy", importlib.util.module_from_spec(spec))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = importlib.import_module(
+            "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized"
+        )
     return module.VectorizedDPKerasSGDOptimizer
 
 

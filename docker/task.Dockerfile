@@ -1,15 +1,18 @@
 # The steps: TensorFlow, MLflow's client and the algorithms. No Airflow. Nodes of a Ray cluster use
-# this image too. Dependencies change rarely, so they come first, and the code comes last.
+# this image too. LOCK is task, task-gpu or task-tpu. Dependencies change rarely, so they come first, and the code comes last.
 # docker/make-env replaces the tag by a digest if it knows one.
 ARG BASE=python:3.11-slim-bookworm
+ARG LOCK=task
 FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
+ARG LOCK
 WORKDIR /build
-COPY docker/install-lock requirements/installer.txt requirements/task.txt ./
-RUN --mount=type=cache,target=/root/.cache ./install-lock task.txt /opt/confide/environment
+COPY docker/install-lock requirements/installer.txt requirements/${LOCK}.txt ./
+RUN --mount=type=cache,target=/root/.cache ./install-lock ${LOCK}.txt /opt/confide/environment
 
 FROM ${BASE}
 ARG BASE
+ARG LOCK
 LABEL org.opencontainers.image.base.name=${BASE}
 # User 10001 owns only the folders that the steps write. The code belongs to root and is read-only.
 RUN groupadd --gid 10001 confide && useradd --uid 10001 --gid 10001 --no-create-home confide \
@@ -31,7 +34,7 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
 RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
     --mount=type=bind,source=requirements,target=/tmp/requirements \
     install -d /usr/share/confide \
- && python /tmp/sbom.py confide-task --lock /tmp/requirements/task.txt \
+ && python /tmp/sbom.py confide-task --lock /tmp/requirements/${LOCK}.txt \
       --base "${BASE}" >/usr/share/confide/sbom.cdx.json
 WORKDIR /opt/confide
 COPY docker/mlflow_sync.py docker/prepare.py ./

@@ -132,6 +132,32 @@ def scale_to_unit_power(x: Tensor, epsilon: float) -> Tensor:
     return tf.custom_gradient(forward)(x)
 
 
+Waves = tuple[Tensor, Tensor]  # cosines and sines of position times frequency: (S, W) each
+
+
+def rotary_waves(frequencies: NDArray[np.float64], tokens: Any) -> Waves:
+    """Return the waves of S positions from the frequency of each pair: (W/2,) -> (S, W) each."""
+    angles = tf.cast(tf.range(tokens), tf.float32)[:, None] * tf.constant(frequencies, tf.float32)
+    angles = tf.concat([angles, angles], axis=1)  # (S, W)
+    return tf.cos(angles), tf.sin(angles)
+
+
+def frequencies_of(base: float, width: int) -> NDArray[np.float64]:
+    """Return the rotary frequency base^(−2i/W) of each pair (Su et al. 2021, arXiv:2104.09864)."""
+    return np.asarray(base ** -(np.arange(0, width, 2) / width))  # (W/2,)
+
+
+def rotated(x: Tensor, waves: Waves) -> Tensor:
+    """Rotate each pair of values by the angle of its position: (M, heads, S, W) -> the same.
+
+    Value i is paired with value i + W/2, as in Hugging Face's checkpoints, and not with its
+    neighbour as in the paper.
+    """
+    first, second = tf.split(x, 2, axis=3)
+    cosines, sines = waves
+    return x * cosines + tf.concat([-second, first], axis=3) * sines
+
+
 _TYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16}
 Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
 FAR_BELOW = -1e9  # added to excluded scores, whose softmax weight is then exactly 0
@@ -189,8 +215,8 @@ class Layers:
         kept = bits >= tf.constant(math.floor(self._dropout_rate * 2**32), tf.uint32)
         return x * tf.reshape(tf.cast(kept, tf.float32) / (1.0 - self._dropout_rate), tf.shape(x))
 
-    def linear(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
-        """(N, in) -> (N, out) by `name/kernel`, `name/bias`, and `name`'s adapter, if it has one.
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """(N, in) -> (N, out) by kernel, and by the bias and adapter that the model has.
 
         The adapter is a LoRA's (Hu et al. 2021, arXiv:2106.09685): y += (alpha / rank)·(x·A)·B. A
         kernel of p blocks, such as a query-key-value kernel with three, has p adapters next to each
@@ -200,18 +226,20 @@ class Layers:
         Args:
             name: name of the module.
             x: (N, in).
-            bias: whether the module has a bias.
         """
-        y = self.dense(name, x, bias=bias)
+        y = self.dense(name, x)
         if f"{name}/{LORA_A}" not in self._parameters:
             return y
         h = self.narrow(f"{name}/{LORA_A}", x) * self._parameters[LORA_SCALE]
         return y + self.widen(f"{name}/{LORA_B}", h)
 
-    def dense(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
-        """(N, in) -> (N, out) by kernel and bias, without the adapter."""
-        y = self.product(x, self._parameters[f"{name}/kernel"])
-        return y + self._parameters[f"{name}/bias"] if bias else y
+    def dense(self, name: str, x: Tensor) -> Tensor:
+        """(N, in) -> (N, out) by kernel, and by the bias that the model has, without adapter."""
+        return self._shifted(name, self.product(x, self._parameters[f"{name}/kernel"]))
+
+    def _shifted(self, name: str, y: Tensor) -> Tensor:
+        bias = self._parameters.get(f"{name}/bias")
+        return y if bias is None else y + bias
 
     def narrow(self, a: str, x: Tensor) -> Tensor:
         """(N, in) -> (N, p·rank), by an adapter's A."""
@@ -249,6 +277,7 @@ class Layers:
         shape: tuple[Any, Any],
         heads: int,
         positions: Tensor | None = None,
+        waves: Waves | None = None,
     ) -> Tensor:
         """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
 
@@ -259,6 +288,7 @@ class Layers:
             shape: M and S.
             heads: number of heads.
             positions: (M, K) int32, positions that query; all if None.
+            waves: rotate queries and keys by their positions; None: they are not rotated.
 
         Returns:
             (M·S, D), or (M·K, D).
@@ -268,6 +298,8 @@ class Layers:
         qkv = self.linear(f"{name}/qkv", x)  # (M·S, 3D)
         qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
         q, k, v = tf.unstack(qkv)  # each (M, heads, S, W)
+        if waves is not None:
+            q, k = rotated(q, waves), rotated(k, waves)
         if positions is not None:
             queried = tf.tile(positions[:, None, :], (1, heads, 1))  # (M, heads, K)
             q = tf.gather(q, queried, batch_dims=2)  # (M, heads, K, W)
@@ -302,12 +334,11 @@ class Layers:
 
     def rms_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """(N, D) -> (N, D), each vector scaled to mean square 1 and by the gain (RMSNorm)."""
-        return self.scale_and_shift(name, scale_to_unit_power(x, epsilon), shift=False)
+        return self.scale_and_shift(name, scale_to_unit_power(x, epsilon))
 
-    def scale_and_shift(self, name: str, x: Tensor, *, shift: bool = True) -> Tensor:
-        """(N, D) -> (N, D), each vector times the gain, plus the bias if there is one."""
-        y = x * self._parameters[f"{name}/gain"]
-        return y + self._parameters[f"{name}/bias"] if shift else y
+    def scale_and_shift(self, name: str, x: Tensor) -> Tensor:
+        """(N, D) -> (N, D), each vector times the gain, plus the bias that the model has."""
+        return self._shifted(name, x * self._parameters[f"{name}/gain"])
 
     def embed(
         self, ids: Tensor, types: Tensor | None, word: str, position: str | None, kind: str | None

@@ -4,7 +4,8 @@
     scripts/python3.11 scripts/environments.py lock [--upgrade]
 
 The names are the dependency groups of pyproject.toml. `NAME-dev` contains the lock of NAME and
-shares its folder. uv installs the packages; if uv fails, pip installs them from the same lock.
+shares its folder. On a machine with a GPU or TPU, `task` is the lock task-gpu or task-tpu, in the
+same folder. uv installs the packages; if uv fails, pip installs them from the same lock.
 """
 
 import ast
@@ -22,8 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".venv"
 INSTALLER = VENVS / "installer" / "bin"
 LOCKS = ROOT / "requirements"
-# The Python of Debian 12 and of the images, and the oldest glibc that all wheels here support.
-LOWEST = ("--python-version", "3.11.2", "--python-platform", "x86_64-manylinux_2_28")
+INCLUDED = "steps"  # a group that only others include; it has no lock
 # If both locks have a package, the key's lock takes the version from the value's lock.
 CONSTRAINTS = {"task-dev": "task", "orchestrator-dev": "orchestrator", "mlflow": "task"}
 UV_NAMES = {  # pip's settings, which uv does not read -> uv's names
@@ -38,9 +38,26 @@ UV_NAMES = {  # pip's settings, which uv does not read -> uv's names
 }
 
 
+def target(glibc: str = "2_28") -> tuple[str, ...]:
+    """Return uv's options for the Python of Debian 12 and of the images, and the oldest glibc."""
+    return ("--python-version", "3.11.2", "--python-platform", f"x86_64-manylinux_{glibc}")
+
+
+def lock_for(name: str, devices: Path = Path("/dev")) -> str:
+    """Return the lock of an environment: for `task`, with the TensorFlow that drives this machine.
+
+    The lock `task-dev` has TensorFlow for CPUs on every machine.
+    """
+    if name != "task":
+        return name
+    if shutil.which("nvidia-smi"):
+        return "task-gpu"
+    return "task-tpu" if any(devices.glob("accel*")) else name
+
+
 def ensure(name: str) -> None:
     """Install the environment's lock, unless it is installed already."""
-    folder = VENVS / name.removesuffix("-dev")
+    folder, name = VENVS / name.removesuffix("-dev"), lock_for(name)
     if holds(folder, name):
         return
     VENVS.mkdir(exist_ok=True)
@@ -65,7 +82,9 @@ def digest(name: str) -> str:
 def install(folder: Path, name: str) -> None:
     """Install the lock, and record its digest in the folder."""
     began = time.monotonic()
-    print(f"Setting up .venv/{folder.name} from requirements/{name}.txt …", flush=True)
+    device = {"task-gpu": "; this machine has a GPU", "task-tpu": "; this machine has a TPU"}
+    lock = f"requirements/{name}.txt{device.get(name, '')}"
+    print(f"Setting up .venv/{folder.name} from {lock} …", flush=True)
     python, packages = folder / "bin" / "python", LOCKS / f"{name}.txt"
     (folder / ".locks").unlink(missing_ok=True)  # an interrupted setup starts again
     if not python.exists():
@@ -98,10 +117,12 @@ def pip(python: Path, packages: Path) -> bool:
 def lock(options: list[str]) -> None:
     """Resolve each dependency group, keeping the locked versions that still fit."""
     ensure("installer")
-    portable = ("--generate-hashes", "--no-emit-index-url", "--no-header", *LOWEST)
+    portable = ("--generate-hashes", "--no-emit-index-url", "--no-header")
     os.chdir(ROOT)
-    for name in tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"]:
+    groups = tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"]
+    for name in (group for group in groups if group != INCLUDED):
         words = ["--group", name, "-o", f"requirements/{name}.txt", *options]
+        words += target("2_31") if name == "task-tpu" else target()  # as libtpu's wheels need
         if name in CONSTRAINTS:
             words += ["-c", f"requirements/{CONSTRAINTS[name]}.txt"]
         print(f"Resolving {name} …", flush=True)

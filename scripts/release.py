@@ -31,7 +31,7 @@ def build(folder: Path) -> None:
     wanted, lock = folder / "wanted.in", folder / f"{name}-requirements.txt"
     wanted.write_text(f"confide[cpu] @ {wheel.as_uri()}\n")
     resolve = ("--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate")
-    options = ("--no-emit-package", "confide", *environments.LOWEST)
+    options = ("--no-emit-package", "confide", *environments.target())
     uv("pip", "compile", "--quiet", *resolve, *options, wanted, "-o", lock)
     wanted.unlink()
     components = list(sbom.python(lock.read_text()))

@@ -13,6 +13,7 @@ from dp_core.models.config import (
     FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
+    ModernBertConfig,
     RobertaConfig,
 )
 from dp_core.models.parameters import TAGGER, AnyModel, Model, fresh
@@ -25,6 +26,13 @@ SHAPES: dict[str, Any] = {
     "bert": BertConfig(**SIZES),
     "distilbert": BertConfig(**SIZES, type_vocab=0),
     "roberta": RobertaConfig(**SIZES),
+    "modernbert": ModernBertConfig(
+        **SIZES | {"layers": 3},
+        global_every=2,
+        local_attention=2,
+        global_theta=60.0,
+        local_theta=9.0,
+    ),
     "gpt2": Gpt2Config(**SIZES),
     "llama": LlamaConfig(**SIZES, key_heads=1),
     "feed-forward": FeedForwardConfig(

@@ -163,7 +163,7 @@ class DiracCanaries:
             tf.reduce_sum(
                 layers.embed(a[:, None], None, _EMBEDDING, None, None)[:, 0] * one_column, axis=1
             ),
-            tf.reduce_sum(layers.dense(_DENSE, one_row, bias=False) * one_column, axis=1),
+            tf.reduce_sum(layers.dense(_DENSE, one_row) * one_column, axis=1),
             tf.reduce_sum(layers.tied_projection(one_column, _PROJECTION, None) * one_row, axis=1),
             tf.gather(layers.layer_norm(_NORM, signs, 0.0), cell, batch_dims=1),
         )

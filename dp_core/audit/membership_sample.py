@@ -438,7 +438,7 @@ def by_rarity(
         return ()
     ids, held = sample.groups[level], dict[int, set[Hashable]]()
     for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
-        held.setdefault(int(ids[place]), set()).update(held_by_row[place])
+        held.setdefault(int(ids[place]), set()).update(held_by_row[int(place)])
     profiles = [frozenset(held[group]) for group in sorted(held)]  # in the order of the scores
     known = np.array([bool(profile) for profile in profiles])
     scored = membership.Scored(

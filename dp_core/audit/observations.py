@@ -359,9 +359,9 @@ def suffix_odds(model: AnyModel) -> OddsOf:
 
         numbers = np.arange(len(prompts))
         first, within, logs = _in_parts(numbers, max(1, _PREDICTIONS_AT_ONCE // suffix), compute)
-        inside = within.all(axis=1)
+        inside = np.asarray(within.all(axis=1))
         chance = np.where(inside, np.exp(logs.astype(np.float64).sum(axis=1)), 0.0)
-        return Odds(first.all(axis=1), inside, chance)
+        return Odds(np.asarray(first.all(axis=1)), inside, chance)
 
     return odds_of
 

@@ -169,7 +169,7 @@ def _end_with_parent() -> None:
 
 
 # Results may depend on these packages, in addition to our own code and Python.
-_SHAPING = ("numpy", "pyarrow", "tokenizers", "tensorflow-cpu", "tensorflow")
+_SHAPING = ("numpy", "pyarrow", "tokenizers", "tensorflow-cpu", "tensorflow-tpu", "tensorflow")
 
 
 @dataclass(frozen=True)

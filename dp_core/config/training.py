@@ -46,9 +46,9 @@ class ArchitectureConfig(Config, section=ESSENTIALS):
         dense_units: feed-forward: units of each dense layer, separated by commas.
     """
 
-    model_kind: Literal["bert", "distilbert", "roberta", "gpt2", "llama", "feed-forward"] = setting(
-        "bert", "Kind of model", section=MORE_TRAINING
-    )
+    model_kind: Literal[
+        "bert", "distilbert", "roberta", "modernbert", "gpt2", "llama", "feed-forward"
+    ] = setting("bert", "Kind of model", section=MORE_TRAINING)
     layers: int = setting(0, "Layers", ge=0, le=48)
     hidden: int = setting(0, "Hidden size", ge=0, le=4096, multiple_of=64)
     window: int = setting(20, "Window", section=MORE_TRAINING, ge=1, le=1024)

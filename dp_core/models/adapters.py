@@ -72,7 +72,7 @@ def _is_trained(name: str, part: TrainedParameters, layers: int) -> bool:
         case "no-embeddings":
             return name not in TABLES
         case "top-layer":
-            return name.startswith((f"layer_{layers - 1}/", "mlm/", "final_norm/"))
+            return name.startswith((f"layer_{layers - 1}/", "mlm/", "final_norm/", "prediction/"))
 
 
 def prepared(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]:

@@ -13,17 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
 from dp_core.models.config import (
-    BertConfig,
-    FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
+    ModernBertConfig,
     RobertaConfig,
     RopeScaling,
 )
@@ -55,18 +54,11 @@ class Architecture:
 
 
 _MARKERS = ("begin", "end")
-_CONFIGS: tuple[type[ModelConfig], ...] = (
-    BertConfig,
-    RobertaConfig,
-    Gpt2Config,
-    LlamaConfig,
-    FeedForwardConfig,
-)
 
 
 def _architecture(layout: Mapping[str, Any]) -> Architecture:
     """Return a layout of `architectures.toml`."""
-    (config,) = (config for config in _CONFIGS if config.__name__ == layout["config"])
+    (config,) = (config for config in get_args(ModelConfig) if config.__name__ == layout["config"])
     tensors = {n: tuple(t) if isinstance(t, list) else t for n, t in layout["tensors"].items()}
     return Architecture(**{**layout, "config": config, "tensors": tensors})
 
@@ -91,6 +83,8 @@ def config_from_hf(about: Mapping[str, Any]) -> ModelConfig:
         raise BadInput(f"model_type is {kind!r}", where="config.json", fix=fix)
     layout = ARCHITECTURES[kind]
     given = {key: value for key, value in about.items() if value is not None}
+    if layout.config is ModernBertConfig:
+        given |= _layers_of_modernbert(given)
     for key, value in layout.expected.items():
         if given.get(key, value) != value:
             raise BadInput(
@@ -147,6 +141,28 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
             about["rope_scaling"] = about["rope_parameters"]  # as version 4 of transformers reads
     about[layout.fields["max_positions"]] += unused_positions(about)
     return about
+
+
+_BASES = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
+
+
+def _layers_of_modernbert(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layers of a ModernBERT in the fields of version 4 of transformers."""
+    fields: dict[str, Any] = {}
+    kinds, (whole, local) = about.get("layer_types"), _BASES
+    if isinstance(kinds, list):
+        every = fields["global_attn_every_n_layers"] = [*kinds[1:], whole].index(whole) + 1
+        if kinds != [local if i % every else whole for i in range(len(kinds))]:
+            fix = "Only every nth layer, beginning with the first, may be global."
+            raise BadInput("layer_types are irregular", where="config.json", fix=fix)
+    rope = about.get("rope_parameters")
+    for kind, name in _BASES.items():
+        given = rope.get(kind) if isinstance(rope, Mapping) else None
+        given = given if isinstance(given, Mapping) else {}
+        if about.get("rope_scaling") or given.get("rope_type", "default") != "default":
+            raise BadInput("positions are scaled", where="config.json", fix="Only unscaled work.")
+        fields[name] = given.get("rope_theta", about.get(name))
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _rotary_positions(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,18 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.models.config import CausalConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import HEAD, POSITION, WORD, AnyModel
-from dp_core.nn import FAR_BELOW, Layers, Tensor, gelu_new, row_losses, shape_of
+from dp_core.nn import (
+    FAR_BELOW,
+    Layers,
+    Tensor,
+    Waves,
+    frequencies_of,
+    gelu_new,
+    rotary_waves,
+    rotated,
+    row_losses,
+    shape_of,
+)
 
 
 @dataclass(frozen=True)
@@ -62,52 +73,34 @@ class LlamaBlocks:
     def attention(self, name: str, x: Tensor) -> Tensor:
         """(M·S, D) -> (M·S, D), where H / G query heads share one key and value head."""
         heads, key_heads = self.config.heads, self.config.key_heads
-        q = self._rotated(self._by_head(f"{name}/query", x, heads))
-        k = self._rotated(self._by_head(f"{name}/key", x, key_heads))
+        q = rotated(self._by_head(f"{name}/query", x, heads), self._waves)
+        k = rotated(self._by_head(f"{name}/key", x, key_heads), self._waves)
         v = self._by_head(f"{name}/value", x, key_heads)
         shared = heads // key_heads
         if shared > 1:  # the query heads of a group are adjacent
             k, v = (tf.repeat(t, shared, axis=1) for t in (k, v))
         mixed = self.layers.mixed_values(name, q, k, v, self.bias)  # (M·S, H·W)
-        return self.layers.linear(f"{name}/attention_output", mixed, bias=False)
+        return self.layers.linear(f"{name}/attention_output", mixed)
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
         """(M·S, D) -> (M·S, D)."""
-        gate = self.layers.linear(f"{name}/gate", x, bias=False)  # (M·S, F)
-        inner = tf.nn.silu(gate) * self.layers.linear(f"{name}/intermediate", x, bias=False)
-        return self.layers.linear(f"{name}/output", inner, bias=False)
+        gate = self.layers.linear(f"{name}/gate", x)  # (M·S, F)
+        inner = tf.nn.silu(gate) * self.layers.linear(f"{name}/intermediate", x)
+        return self.layers.linear(f"{name}/output", inner)
 
     def _by_head(self, name: str, x: Tensor, heads: int) -> Tensor:
-        y = self.layers.linear(name, x, bias=False)
+        y = self.layers.linear(name, x)
         y = tf.reshape(y, (*self.shape, heads, self.config.head_width))
         return tf.transpose(y, (0, 2, 1, 3))  # (M, heads, S, W)
 
-    def _rotated(self, x: Tensor) -> Tensor:
-        """Rotate each pair of values by the angle of its position: (M, heads, S, W) -> the same.
-
-        Value i is paired with value i + W/2, as in Hugging Face's checkpoints, and not with its
-        neighbour as in the paper.
-        """
-        first, second = tf.split(x, 2, axis=3)
-        cosines, sines = self._waves
-        return x * cosines + tf.concat([-second, first], axis=3) * sines
-
     @functools.cached_property
-    def _waves(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of position times frequency: (S, W) each."""
-        frequencies = tf.constant(rotary_frequencies(self.config), tf.float32)  # (W/2,)
-        angles = tf.cast(tf.range(self.shape[1]), tf.float32)[:, None] * frequencies  # (S, W/2)
-        angles = tf.concat([angles, angles], axis=1)  # (S, W)
-        return tf.cos(angles), tf.sin(angles)
+    def _waves(self) -> Waves:
+        return rotary_waves(rotary_frequencies(self.config), self.shape[1])
 
 
 def rotary_frequencies(config: LlamaConfig) -> NDArray[np.float64]:
-    """Return the rotary frequency θ^(−2i/W) of each pair, scaled by `RopeScaling`: (W/2,).
-
-    Su et al. 2021 (arXiv:2104.09864).
-    """
-    exponents: NDArray[np.float64] = np.arange(0, config.head_width, 2) / config.head_width
-    frequencies: NDArray[np.float64] = config.rope_theta**-exponents
+    """Return the rotary frequency of each pair, scaled by `RopeScaling`: (W/2,)."""
+    frequencies = frequencies_of(config.rope_theta, config.head_width)
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
@@ -158,7 +151,7 @@ def causal_logits(
         x = tf.gather(tf.reshape(x, (m, s, config.hidden)), positions, batch_dims=1)  # (M, K, D)
         x = tf.reshape(x, (m * shape_of(positions)[1], config.hidden))
     x = norm("final_norm", x, epsilon)
-    return layers.tied_projection(x, WORD, None) if tied else layers.linear(HEAD, x, bias=False)
+    return layers.tied_projection(x, WORD, None) if tied else layers.linear(HEAD, x)
 
 
 def _feed_forward_logits(

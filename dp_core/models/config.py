@@ -20,6 +20,7 @@ Size = Annotated[int, Field(ge=1, le=_LARGEST)]
 Depth = Annotated[int, Field(ge=1, le=_DEEPEST)]
 TokenId = Annotated[int, Field(ge=0, le=_LARGEST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Base = Annotated[float, Field(ge=2, le=1e12)]
 Factor = Annotated[float, Field(ge=1e-6, le=_LARGEST)]
 
 
@@ -141,6 +142,36 @@ class RobertaConfig(BertConfig):
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ModernBertConfig(TransformerConfig):
+    """A ModernBERT encoder's shape (Warner et al. 2024, arXiv:2412.13663).
+
+    Attributes:
+        local_attention: twice the largest distance of a token to which a local layer attends.
+        global_every: number of layers from one global layer to the next; the first is global.
+        global_theta: base of the rotary frequencies of global layers.
+        local_theta: base of the rotary frequencies of local layers.
+    """
+
+    KIND = "modernbert"
+    layer_norm_epsilon: Fraction = 1e-5
+    local_attention: Size = 128
+    global_every: Size = 3
+    global_theta: Base = 160_000.0
+    local_theta: Base = 10_000.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden // self.heads % 2:
+            raise BadInput("heads of an odd width cannot be rotated by pairs", where="model")
+
+    @classmethod
+    def of_size(cls, *, hidden: int, **others: Any) -> Self:
+        """Return a config with heads of width 64 and an MLP of size 3/2·D."""
+        usual = {"intermediate": 3 * hidden // 2, "initializer_range": _wide_start(hidden)}
+        return super().of_size(hidden=hidden, **(usual | others))
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class CausalConfig(LanguageModelConfig):
     """The shape of a causal language model.
 
@@ -206,7 +237,7 @@ class LlamaConfig(CausalConfig, TransformerConfig):
     layer_norm_epsilon: Fraction = 1e-6
     key_heads: Size = 0  # 0: as many as heads
     head_width: Size = 0  # 0: hidden / heads
-    rope_theta: Annotated[float, Field(ge=2, le=1e12)] = 10_000.0
+    rope_theta: Base = 10_000.0
     rope_scaling: RopeScaling | None = None
     tied: bool = False
 

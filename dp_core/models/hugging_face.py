@@ -28,7 +28,7 @@ from dp_core.models.architectures import (
     tensors_to_hf,
     unused_positions,
 )
-from dp_core.models.config import BertConfig, CausalConfig
+from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
     CLASSIFIERS,
@@ -38,6 +38,7 @@ from dp_core.models.parameters import (
     MLM_BIAS,
     POOLER,
     POSITION,
+    PREDICTION,
     TAGGER,
     TRANSITIONS,
     WORD,
@@ -96,7 +97,7 @@ def load(folder: Path) -> Bert:
         BadInput: as `load_model`, or the model is causal.
     """
     model = load_model(folder)
-    if not isinstance(model.config, BertConfig):
+    if isinstance(model.config, CausalConfig):
         raise BadInput("a causal model", where=str(folder), fix="This needs a BERT.")
     return Model(model.config, model.parameters, model.labels)
 
@@ -143,7 +144,7 @@ def _stored_model(folder: Path) -> AnyModel:
     if POSITION in parameters:
         parameters[POSITION] = parameters[POSITION][unused_positions(about) :]
     for name, shape in shapes.items():
-        if name not in parameters and not name.startswith(HEADS):
+        if name not in parameters and not name.startswith((*HEADS, PREDICTION)):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
         if name in parameters and parameters[name].shape != shape:
             raise BadInput(

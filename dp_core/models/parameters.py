@@ -16,10 +16,18 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import (
+    BertConfig,
+    FeedForwardConfig,
+    Gpt2Config,
+    LlamaConfig,
+    ModernBertConfig,
+    RobertaConfig,
+)
 
 Arrays = dict[str, NDArray[np.float32]]
-ModelConfig = BertConfig | Gpt2Config | LlamaConfig | FeedForwardConfig
+EncoderConfig = BertConfig | RobertaConfig | ModernBertConfig
+ModelConfig = EncoderConfig | Gpt2Config | LlamaConfig | FeedForwardConfig
 C = TypeVar("C", bound=ModelConfig)
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
@@ -32,6 +40,7 @@ TRANSITIONS = f"{TAGGER}/transitions"  # of a CRF over its tags: (from, to)
 POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
 CLASSIFIERS = (f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")
 HEADS = ("mlm/", *CLASSIFIERS)  # heads of a BERT's encoder
+PREDICTION = "prediction"  # the last layer of a ModernBERT, before each of its heads
 TABLES = (WORD, POSITION, TYPE, f"{HEAD}/kernel")
 
 
@@ -60,7 +69,7 @@ def shape_facts(config: ModelConfig) -> dict[str, Any]:
     return {"kind": config.kind, "layers": config.layers, "hidden": config.hidden}
 
 
-Bert = Model[BertConfig]
+Bert = Model[EncoderConfig]
 AnyModel = Model[ModelConfig]
 
 
@@ -73,12 +82,12 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         for i, (d_in, d_out) in enumerate(pairwise(widths)):
             shapes |= _linear(f"layer_{i}/intermediate", d_in, d_out)
         return shapes | _linear(HEAD, widths[-1], v)
-    bert, llama = isinstance(config, BertConfig), isinstance(config, LlamaConfig)
-    if not llama:
+    bert, modern = isinstance(config, BertConfig), isinstance(config, ModernBertConfig)
+    if isinstance(config, BertConfig | Gpt2Config):
         shapes[POSITION] = (config.max_positions, d)
-    if isinstance(config, BertConfig):
-        if not config.distilled:
-            shapes[TYPE] = (config.type_vocab, d)
+    if isinstance(config, BertConfig) and not config.distilled:
+        shapes[TYPE] = (config.type_vocab, d)
+    if bert or modern:
         shapes |= _norm("embeddings/norm", d)
     for i in range(config.layers):
         for name, d_in, d_out in _kernels(config):
@@ -89,19 +98,26 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         mlm = _linear("mlm/transform", d, d) | _norm("mlm/norm", d)
         return shapes | mlm | {MLM_BIAS: (v,)}
     shapes |= _norm("final_norm", d)
-    if isinstance(config, LlamaConfig):  # has no biases
+    if isinstance(config, Gpt2Config):
+        return shapes
+    head: dict[str, tuple[int, ...]] = {MLM_BIAS: (v,)}
+    if isinstance(config, LlamaConfig):
         head = {} if config.tied else {f"{HEAD}/kernel": (d, v)}
-        return {n: shape for n, shape in shapes.items() if not n.endswith("/bias")} | head
-    return shapes
+    else:
+        shapes |= _linear(f"{PREDICTION}/transform", d, d) | _norm(f"{PREDICTION}/norm", d)
+        del shapes["layer_0/attention_norm/gain"]  # the embedding is normalised already
+    # No other biases.
+    return {n: shape for n, shape in shapes.items() if not n.endswith("/bias")} | head
 
 
-def _kernels(config: BertConfig | Gpt2Config | LlamaConfig) -> list[tuple[str, int, int]]:
+def _kernels(config: EncoderConfig | Gpt2Config | LlamaConfig) -> list[tuple[str, int, int]]:
     """Return name, inputs and outputs of each kernel of a block.
 
     The queries, keys and values of a Llama have different widths and separate kernels.
     """
     d, f = config.hidden, config.intermediate
-    mlp = [("intermediate", d, f), ("output", f, d)]
+    inner = 2 * f if isinstance(config, ModernBertConfig) else f  # with gates
+    mlp = [("intermediate", d, inner), ("output", f, d)]
     if not isinstance(config, LlamaConfig):
         return [("qkv", d, 3 * d), ("attention_output", d, d), *mlp]
     queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
@@ -143,9 +159,10 @@ def _initial(name: str, shape: tuple[int, ...], scale: float, seed: int) -> NDAr
 def fresh(config: C, seed: int) -> Model[C]:
     """Return a randomly initialised model: a BERT with its MLM head, or a decoder.
 
-    The kernels whose output a decoder adds to the residual stream are divided by √(2·layers), so
-    that the sum of all layers starts as large as one (Radford et al. 2019, 2.3). A feed-forward
-    model's dense layers start with the deviation √(2 / inputs), which preserves the variance
+    The kernels whose output a pre-norm model adds to the residual stream are divided by
+    √(2·layers), so that the sum of all layers starts as large as one (Radford et al. 2019, 2.3). A
+    feed-forward model's dense layers start with the deviation √(2 / inputs), which preserves the
+    variance
     through ReLU (He et al. 2015, arXiv:1502.01852).
     """
     shapes = parameter_shapes(config)
@@ -154,7 +171,7 @@ def fresh(config: C, seed: int) -> Model[C]:
         kernels = {name: shape for name, shape in shapes.items() if name.endswith("/kernel")}
         for name, value in initial_values(kernels, 1.0, seed).items():
             values[name] = value * np.float32(math.sqrt(2 / len(value)))
-    elif isinstance(config, Gpt2Config | LlamaConfig):
+    elif isinstance(config, ModernBertConfig | Gpt2Config | LlamaConfig):
         for name in values:
             if name.endswith(("/attention_output/kernel", "/output/kernel")):
                 values[name] /= np.float32(math.sqrt(2 * config.layers))

@@ -24,6 +24,7 @@ from dp_core.data.masking import MaskedRows
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput, PrivateTextRefusal
+from dp_core.models.architectures import tensors_of
 from dp_core.models.bert import (
     class_logits,
     class_row_losses,
@@ -31,7 +32,6 @@ from dp_core.models.bert import (
     tag_logits,
     tag_row_losses,
 )
-from dp_core.models.config import BertConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
     HEADS,
@@ -39,6 +39,7 @@ from dp_core.models.parameters import (
     TAGGER,
     TRANSITIONS,
     Bert,
+    EncoderConfig,
     initial_values,
 )
 from dp_core.nn import Layers, Tensor, best_tags
@@ -103,7 +104,7 @@ class Head(ABC, Generic[Item, Prediction]):
         """Return the training objective for rows in the order of a store."""
 
     @abstractmethod
-    def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
+    def logits(self, layers: Layers, config: EncoderConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of M rows.
 
         Args:
@@ -129,6 +130,7 @@ class Head(ABC, Generic[Item, Prediction]):
         """Return the encoder with this head, fresh from a public seed; other heads are dropped."""
         encoder = {n: a for n, a in start.parameters.items() if not n.startswith(HEADS)}
         shapes = self.shapes(start.config.hidden)
+        shapes = {name: s for name, s in shapes.items() if tensors_of(name, start.config)}
         fresh = initial_values(shapes, start.config.initializer_range, seed)
         return Bert(start.config, encoder | fresh, self.labels)
 
@@ -272,7 +274,7 @@ class TaggingHead(Head[Sentence, tuple[str, ...]]):
             return Objective("tagging with a CRF", examples, crf_row_losses)
         return Objective("tagging", examples, tag_row_losses)
 
-    def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
+    def logits(self, layers: Layers, config: EncoderConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of the tags at every piece: (M, S, tags)."""
         ids, lengths, _ = inputs
         logits = tag_logits(layers, config, ids, lengths)  # (M·S, tags)
@@ -418,7 +420,7 @@ class ClassHead(Head[LabelledText, str]):
         """Return the objective that predicts the class of each row of a store."""
         return Objective("classification", _answers(rows, 1), class_row_losses)
 
-    def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
+    def logits(self, layers: Layers, config: EncoderConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of the classes: (M, classes)."""
         ids, lengths, begins = inputs
         return class_logits(layers, config, ids, lengths, begins[:, None])

@@ -120,7 +120,7 @@ class PublicNoise:
         for name, total in totals.items():
             stream = np.random.default_rng([self.seed, self.t, zlib.crc32(name.encode())])
             noise = stream.standard_normal(total.shape, np.float32) * np.float32(self.deviation)
-            means[name] = (total + noise) / np.float32(divisor)
+            means[name] = np.asarray((total + noise) / np.float32(divisor), np.float32)
         return means
 
 

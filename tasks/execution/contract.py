@@ -51,7 +51,10 @@ from tasks.tracking.event_log import Identity, Target
 from tasks.tracking.tracker import Tracker
 
 STOPPED = 143
-_PACKAGES = ("tensorflow", "tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
+_PACKAGES = (
+    *("tensorflow", "tensorflow-cpu", "tensorflow-tpu"),
+    *("dp-accounting", "tokenizers", "numpy", "mlflow"),
+)
 
 
 class Stopped(BaseException):

@@ -117,18 +117,14 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         data_version=s.data_version,
     )
     config = s.part(VocabularyConfig)
-    checkpoint = (
-        CheckpointSpec(
-            **common, public_model=s.public_model, keeps_tokens=config.keeps_a_checkpoint
-        )
-        if s.public_model
-        else None
-    )
+    checkpoint, keeps = None, config.keeps_a_checkpoint
+    if s.public_model:
+        checkpoint = CheckpointSpec(**common, public_model=s.public_model, keeps_tokens=keeps)
     vocabulary = VocabularySpec(
         **seeded,
         corpus_uri=private.output if config.reads_private_text else "",
         public_corpus_uri=public.output if config.reads_public_text else "",
-        checkpoint_uri=checkpoint.output if checkpoint and checkpoint.keeps_tokens else "",
+        checkpoint_uri=checkpoint.output if checkpoint and keeps else "",
         dataset=s.private_dataset,
         subwords="byte-level-bpe" if is_causal(s.model_kind) else "wordpiece",
         holdout=s.holdout,

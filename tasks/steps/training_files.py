@@ -34,14 +34,8 @@ from dp_core.data.token_store import TokenStore, divided, joined
 from dp_core.errors import BadInput, ConfideError
 from dp_core.labels import Dp, Operator, Public
 from dp_core.models.adapters import adapters_of, merged, save_adapter, trained_names
-from dp_core.models.config import (
-    BertConfig,
-    CausalConfig,
-    FeedForwardConfig,
-    Gpt2Config,
-    LlamaConfig,
-    RobertaConfig,
-)
+from dp_core.models.architectures import ARCHITECTURES
+from dp_core.models.config import CausalConfig, FeedForwardConfig
 from dp_core.models.hugging_face import ADAPTER_FOLDER, save
 from dp_core.models.parameters import AnyModel, Arrays, ModelConfig, shape_facts
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -198,8 +192,8 @@ def private_parts(source: Input, share: float) -> dict[str, TokenStore]:
 
 def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> ModelConfig:
     """Return the config of a fresh model that reads rows of `length` tokens."""
-    hidden = shape.hidden or 128
-    if shape.model_kind == "feed-forward":
+    layout, hidden = ARCHITECTURES[shape.model_kind], shape.hidden or 128
+    if issubclass(layout.config, FeedForwardConfig):
         return FeedForwardConfig(
             vocab_size=vocabulary_size,
             hidden=hidden,
@@ -207,16 +201,12 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
             units=tuple(int(units) for units in shape.dense_units.split(",")),
             max_positions=length,
         )
-    kinds: dict[str, type[RobertaConfig | Gpt2Config | LlamaConfig]] = {
-        kind.KIND: kind for kind in (RobertaConfig, Gpt2Config, LlamaConfig)
-    }
-    more = {"type_vocab": 0} if shape.model_kind == "distilbert" else {}
-    return kinds.get(shape.model_kind, BertConfig).of_size(
+    return layout.config.of_size(
         vocab_size=vocabulary_size,
         hidden=hidden,
         layers=shape.layers or 2,
         max_positions=length,
-        **more,
+        **layout.fixed,
     )
 
 

@@ -29,7 +29,7 @@ def test_link_targets_and_anchors_exist(page):
 
 @pytest.mark.parametrize("page", LIVING, ids=lambda p: str(p.relative_to(CHECKOUT)))
 def test_paths_in_the_text_exist(page):
-    starts = "dp_core|tasks|dags|tests|docs|docker|scripts|benchmarks|examples|requirements"
+    starts = "dp_core|tasks|dags|tests|docs|docker|scripts|benchmarks|requirements"
     words = re.findall(rf"`((?:{starts})/[\w./\-*]+)`", page.read_text())
     assert [word for word in words if not list(CHECKOUT.glob(word.rstrip("/")))] == []
 

@@ -69,7 +69,7 @@ def test_a_deployment_replaces_defaults():
 @pytest.mark.parametrize(
     ("given", "reasons"),
     [
-        ({"noise_multiplyer": 2.0, "layers": 0}, ["noise_multiplyer: unknown", "layers: "]),
+        ({"noise_multiplyer": 2.0, "layers": -1}, ["noise_multiplyer: unknown", "layers: "]),
         ({"batch_size": 500, "declared_units": 400}, ["batch_size is above declared_units"]),
     ],
 )

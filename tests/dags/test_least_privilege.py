@@ -24,7 +24,10 @@ def test_every_step_has_one_spec_that_declares_its_privileges():
 
 def test_who_reads_files_from_outside_holds_no_seed_and_no_password():
     readers = {name: spec.needs for name, spec in JOB.items() if reads_from_outside(spec)}
-    assert set(readers) == {"private_corpus", "public_corpus", "entities", "public_pretraining"}
+    assert set(readers) == {
+        *("private_corpus", "public_corpus", "entities"),
+        *("checkpoint", "public_pretraining"),
+    }
     for name, held in readers.items():
         assert Need.SOURCES in held, name
         assert Need.CHARGING not in held, name

@@ -21,6 +21,19 @@ def environments(tmp_path, monkeypatch):
     return script
 
 
+@pytest.mark.parametrize(
+    ("machine", "lock"),
+    [("bin/nvidia-smi", "task-gpu"), ("dev/accel0", "task-tpu"), ("dev/null", "task")],
+)
+def test_tensorflow_is_the_build_for_the_accelerator_of_the_machine(
+    environments, tmp_path, monkeypatch, machine, lock
+):
+    program(tmp_path / machine, "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert environments.lock_for("task", tmp_path / "dev") == lock
+    assert environments.lock_for("task-dev", tmp_path / "dev") == "task-dev"
+
+
 PIP_CONFIG = """\
 :env:.cert='/etc/ca.crt'
 global.index-url='https://pypi.example/simple'

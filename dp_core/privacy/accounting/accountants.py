@@ -45,7 +45,7 @@ class PldPmf:
     @functools.cached_property
     def losses(self) -> NDArray[np.float64]:
         """The finite losses of the grid."""
-        return (self.first + np.arange(len(self.probabilities))) * self.spacing
+        return (self.first + np.arange(len(self.probabilities), dtype=float)) * self.spacing
 
     @functools.cached_property
     def _logs(self) -> NDArray[np.float64]:
@@ -70,7 +70,7 @@ class PldPmf:
 def discretise(profile: Profile, interval: float) -> tuple[PldPmf, PldPmf]:
     """Return the (with, without) losses of one step on a grid, from above (`_connect_dots`)."""
     last = math.ceil(profile.reach() / interval) + 1
-    with_unit, without = profile.directions(np.arange(last + 1) * interval)
+    with_unit, without = profile.directions(np.arange(last + 1, dtype=float) * interval)
     if without is with_unit:  # a symmetric profile
         both = _connect_dots(with_unit, with_unit, interval)
         return both, both

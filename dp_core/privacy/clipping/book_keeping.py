@@ -89,9 +89,9 @@ class RecordingLayers(Layers):
     def _if_trained(self, name: str | None) -> str | None:
         return name if name in self._trained else None
 
-    def dense(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
+    def dense(self, name: str, x: Tensor) -> Tensor:
         """As in `Layers`; the record keeps x and y."""
-        y = super().dense(name, x, bias=bias)
+        y = super().dense(name, x)
         kernel, bias = (f"{name}/{leaf}" in self._trained for leaf in ("kernel", "bias"))
         if not (kernel or bias):
             return y
@@ -117,9 +117,9 @@ class RecordingLayers(Layers):
             return y
         return self._recorded(CopiesRecord(name, self._units, y))
 
-    def scale_and_shift(self, name: str, x: Tensor, *, shift: bool = True) -> Tensor:
+    def scale_and_shift(self, name: str, x: Tensor) -> Tensor:
         """As in `Layers`; the record keeps x and y."""
-        y = super().scale_and_shift(name, x, shift=shift)
+        y = super().scale_and_shift(name, x)
         gain, bias = (f"{name}/{leaf}" in self._trained for leaf in ("gain", "bias"))
         if not (gain or bias):
             return y

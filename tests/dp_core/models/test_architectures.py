@@ -29,23 +29,25 @@ class Reference:
     def norm(self, name: str, x: np.ndarray) -> np.ndarray:
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt(x.var(-1, keepdims=True) + self.config.layer_norm_epsilon)
-        return scaled * self.p[f"{name}/gain"] + self.p[f"{name}/bias"]
+        return scaled * self.p[f"{name}/gain"] + self.p.get(f"{name}/bias", 0.0)
 
     def rms_norm(self, name: str, x: np.ndarray) -> np.ndarray:
         mean_square = (x * x).mean(-1, keepdims=True)
         return x / np.sqrt(mean_square + self.config.layer_norm_epsilon) * self.p[f"{name}/gain"]
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
-        return x @ self.p[f"{name}/kernel"] + self.p[f"{name}/bias"]
+        return x @ self.p[f"{name}/kernel"] + self.p.get(f"{name}/bias", 0.0)
 
-    def mixed(self, q: Any, k: Any, v: Any, *, causal: bool, turn: Any = np.array) -> np.ndarray:
+    def mixed(
+        self, q: Any, k: Any, v: Any, *, causal: bool = False, seen: Any = 1.0, turn: Any = np.array
+    ) -> np.ndarray:
         """Vaswani et al. 2017, 3.2: head by head; several heads may share a key and a value."""
         heads, width = [], q.shape[1] // self.config.heads
         for h in range(self.config.heads):
             group = h * k.shape[1] // q.shape[1]
             mine, theirs = (slice(i * width, (i + 1) * width) for i in (h, group))
             shares = np.exp(turn(q[:, mine]) @ turn(k[:, theirs]).T / math.sqrt(width))
-            shares = np.tril(shares) if causal else shares
+            shares = np.tril(shares) if causal else shares * seen
             heads.append(shares / shares.sum(1, keepdims=True) @ v[:, theirs])
         return np.concatenate(heads, 1)
 
@@ -66,6 +68,24 @@ class Reference:
         x = self.norm("mlm/norm", gelu(self.linear("mlm/transform", x)))
         return x @ p["embeddings/word"].T + p["mlm/bias"]
 
+    def modernbert(self, ids: np.ndarray) -> np.ndarray:
+        """Return the MLM logits of an unpadded row (Warner et al. 2024, 3.1)."""
+        c, p, places = self.config, self.p, np.arange(len(ids))
+        x = self.norm("embeddings/norm", p["embeddings/word"][ids])
+        for i in range(c.layers):
+            name, local = f"layer_{i}", i % c.global_every > 0
+            self.theta, self.width = c.local_theta if local else c.global_theta, c.hidden // c.heads
+            normed = self.norm(f"{name}/attention_norm", x) if i else x
+            qkv = np.split(self.linear(f"{name}/qkv", normed), 3, axis=1)
+            seen = abs(places[:, None] - places) <= c.local_attention / 2 if local else 1.0
+            mixed = self.mixed(*qkv, seen=seen, turn=self.rotated)
+            x = x + self.linear(f"{name}/attention_output", mixed)
+            normed = self.norm(f"{name}/intermediate_norm", x)
+            inner, gates = np.split(self.linear(f"{name}/intermediate", normed), 2, axis=1)
+            x = x + self.linear(f"{name}/output", gelu(inner) * gates)
+        x = gelu(self.linear("prediction/transform", self.norm("final_norm", x)))
+        return self.norm("prediction/norm", x) @ p["embeddings/word"].T + p["mlm/bias"]
+
     def gpt2(self, ids: np.ndarray) -> np.ndarray:
         """Return the logits of a row (Radford et al. 2019, and their code)."""
         p = self.p
@@ -80,8 +100,8 @@ class Reference:
 
     def wavelength(self, i: int) -> float:
         """2π·θ^(2i/W), scaled by Llama 3's published rule with its three cases."""
-        c = self.config
-        plain, r = 2 * math.pi * c.rope_theta ** (2 * i / c.head_width), c.rope_scaling
+        plain = 2 * math.pi * self.theta ** (2 * i / self.width)
+        r = getattr(self.config, "rope_scaling", None)
         if r is None:
             return plain
         context, low, high = (
@@ -96,7 +116,7 @@ class Reference:
 
     def rotated(self, x: np.ndarray) -> np.ndarray:
         """Turn each pair (i, i + W/2), as one complex number, by position · 2π/wavelength."""
-        half = self.config.head_width // 2
+        half = self.width // 2
         lengths = [self.wavelength(i) for i in range(half)]
         pairs = x[:, :half] + 1j * x[:, half:]
         turned = pairs * np.exp(2j * math.pi * np.arange(len(x))[:, None] / lengths)
@@ -105,6 +125,7 @@ class Reference:
     def llama(self, ids: np.ndarray) -> np.ndarray:
         """Return the logits of a row (Touvron et al. 2023, Su et al. 2021)."""
         c, p = self.config, self.p
+        self.theta, self.width = c.rope_theta, c.head_width
         x = p["embeddings/word"][ids]
         for i in range(c.layers):
             name = f"layer_{i}"
@@ -137,6 +158,7 @@ MODELS = {
     "bert": (SHAPES["bert"], Reference.bert),
     "distilbert": (SHAPES["distilbert"], Reference.bert),
     "roberta": (SHAPES["roberta"], Reference.bert),
+    "modernbert": (SHAPES["modernbert"], Reference.modernbert),
     "gpt2": (SHAPES["gpt2"], Reference.gpt2),
     "llama": (LlamaConfig(**LLAMA), Reference.llama),
     "llama of one group": (LlamaConfig(**LLAMA, key_heads=1), Reference.llama),

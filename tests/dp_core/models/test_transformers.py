@@ -32,8 +32,13 @@ from examples.distillation import student_of
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / "transformers" / "bin" / "python"
 TOLERANCE = 1e-4
-LANGUAGE_MODELS = ["bert", "distilbert", "roberta", "gpt2", "llama", "tied-llama", "llama-3"]
-NAMES = [*LANGUAGE_MODELS, "tagger", "classifier", "distilled-classifier", "roberta-classifier"]
+LANGUAGE_MODELS = [
+    *("bert", "distilbert", "roberta", "modernbert", "gpt2", "llama", "tied-llama", "llama-3")
+]
+NAMES = [
+    *(*LANGUAGE_MODELS, "tagger", "classifier", "distilled-classifier", "roberta-classifier"),
+    *("modernbert-tagger", "modernbert-classifier"),
+]
 
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="no .venv/transformers: run `make test-transformers`"

@@ -20,6 +20,7 @@ from transformers import (
     DistilBertConfig,
     GPT2Config,
     LlamaConfig,
+    ModernBertConfig,
     RobertaConfig,
 )
 
@@ -29,6 +30,10 @@ SIZES = {"vocab_size": WORDS, "initializer_range": 0.3}
 SHAPES = json.loads(Path(__file__).with_name("transformers_sizes.json").read_text())
 BERT, DISTILBERT, GPT2, LLAMA3 = (SHAPES[n] for n in ("bert", "distilbert", "gpt2", "llama3"))
 ROBERTA = BERT | {"type_vocab_size": 1}  # padding is 1, so its rows have 10 positions
+MODERN = BERT | {  # one local layer with a window of 5 tokens between two global layers
+    "num_hidden_layers": 3, "global_attn_every_n_layers": 2, "local_attention": 4,
+    "global_rope_theta": 60.0, "local_rope_theta": 9.0, "pad_token_id": 0,
+}  # fmt: skip
 LLAMA = BERT | {"num_attention_heads": 4, "num_key_value_heads": 2}
 LABELS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
 
@@ -40,6 +45,7 @@ def make(folder: Path) -> None:
         "bert": transformers.BertForMaskedLM(BertConfig(**SIZES, **BERT)),
         "distilbert": transformers.DistilBertForMaskedLM(DistilBertConfig(**SIZES, **DISTILBERT)),
         "roberta": transformers.RobertaForMaskedLM(RobertaConfig(**SIZES, **ROBERTA)),
+        "modernbert": transformers.ModernBertForMaskedLM(ModernBertConfig(**SIZES, **MODERN)),
         "gpt2": transformers.GPT2LMHeadModel(GPT2Config(**SIZES, **GPT2)),
         "llama": transformers.LlamaForCausalLM(LlamaConfig(**SIZES, **LLAMA)),
         "tied-llama": transformers.LlamaForCausalLM(
@@ -62,6 +68,12 @@ def make(folder: Path) -> None:
         ),
         "roberta-classifier": transformers.RobertaForSequenceClassification(
             RobertaConfig(**SIZES, **ROBERTA, **LABELS)
+        ),
+        "modernbert-tagger": transformers.ModernBertForTokenClassification(
+            ModernBertConfig(**SIZES, **MODERN, **LABELS)
+        ),
+        "modernbert-classifier": transformers.ModernBertForSequenceClassification(
+            ModernBertConfig(**SIZES, **MODERN, **LABELS)
         ),
     }
     for name, model in models.items():

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 from functools import cache
 
 import numpy as np
@@ -129,19 +128,8 @@ def test_adamw_equals_the_published_rule(config, loudness):
         np.testing.assert_allclose(trainer.weights()[name], w, atol=1e-5 * loudness)
 
 
-WITHOUT_TOOLBOX = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow_privacy") is None,
-    reason="tensorflow-privacy is not installed: it knows no TensorFlow after 2.15",
-)
-
-
 @pytest.mark.parametrize(
-    "device,engine",
-    [
-        ("cpu", "naive"),
-        ("mock-tpu:2", "naive"),
-        pytest.param("cpu", "tensorflow-privacy", marks=WITHOUT_TOOLBOX),
-    ],
+    "device,engine", [("cpu", "naive"), ("mock-tpu:2", "naive"), ("cpu", "tensorflow-privacy")]
 )
 def test_all_clipping_engines_train_the_same(config, store, device, engine):
     batches = batches_of(store, updates=1)

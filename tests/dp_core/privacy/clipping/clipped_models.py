@@ -16,6 +16,7 @@ from dp_core.models.config import (
     FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
+    ModernBertConfig,
     RobertaConfig,
 )
 from dp_core.models.parameters import AnyModel, ModelConfig, fresh
@@ -30,6 +31,7 @@ SIZES = {
     "max_positions": LENGTH + 1,
 }  # fmt: skip
 BERT, DISTILBERT = BertConfig(**SIZES), BertConfig(**SIZES, type_vocab=0)
+MODERN = ModernBertConfig(**SIZES | {"layers": 2}, global_every=2, local_attention=4)
 TAGS, CRF = TaggingHead(tuple("OABC")), TaggingHead(tuple("OABC"), crf=True)
 CLASSES = ClassHead(tuple("ABCD"))
 WHOLE = AdapterConfig()
@@ -62,6 +64,7 @@ MODELS = {
     "BERT": Case(BERT),
     "DistilBERT": Case(DISTILBERT),
     "RoBERTa": Case(RobertaConfig(**SIZES)),
+    "ModernBERT": Case(MODERN),
     "GPT-2": causal(Gpt2Config(**SIZES)),
     "Llama": causal(LlamaConfig(**SIZES, key_heads=1)),
     "tied Llama": causal(LlamaConfig(**SIZES, tied=True)),
@@ -77,6 +80,7 @@ MODELS = {
     "BERT classes of pairs": Case(BERT, class_row_losses, 1, CLASSES),
     "DistilBERT classes": Case(DISTILBERT, class_row_losses, 1, CLASSES),
     "RoBERTa classes of pairs": Case(RobertaConfig(**SIZES), class_row_losses, 1, CLASSES),
+    "ModernBERT classes of pairs": Case(MODERN, class_row_losses, 1, CLASSES),
     "deep BERT": Case(BertConfig(**SIZES | {"layers": 2})),
     "student of a teacher": Case(DISTILBERT, distilled),
 }

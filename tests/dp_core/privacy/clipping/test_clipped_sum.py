@@ -1,4 +1,3 @@
-import importlib.util
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -138,10 +137,6 @@ class TestNaive(ClippingEngineConformance):
     engine = "naive"
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow_privacy") is None,
-    reason="tensorflow-privacy is not installed: it knows no TensorFlow after 2.15",
-)
 class TestTensorflowPrivacy(ClippingEngineConformance):
     engine = "tensorflow-privacy"
     styles = ("flat",)

@@ -1,1 +1,0 @@
-"""Algorithms that no step uses yet."""
