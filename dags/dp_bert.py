@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from airflow.sdk import dag
 
-from dags import launcher
 from dags.experiment import RunPlan, experiment
+from dags.launcher.form import form, form_defaults, schedule, with_form
+from dags.launcher.outcome import approval, outcome
+from dags.launcher.step_operator import defaults, step
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import promotion
 
@@ -30,10 +32,10 @@ PLAN = RunPlan(JobSettings)
     dag_id="dp_bert",
     dag_display_name="dp_bert · train privately, then measure",
     description="Private corpus → DP vocabulary → DP pre-training → fine-tuning and exposure",
-    schedule=launcher.schedule("TRAIN"),
+    schedule=schedule("TRAIN"),
     catchup=False,
     max_active_runs=1,
-    default_args=launcher.defaults(),
+    default_args=defaults(),
     tags=["confide", "differential privacy", "training"],
     doc_md=__doc__,
 )
@@ -41,13 +43,13 @@ def dp_bert() -> None:
     """Define the graph; `dags/experiment.py` reads like the paper's method section."""
     drawn = experiment(PLAN)
     with drawn.reporting:
-        drawn.last >> launcher.outcome(PLAN.last_task)
+        drawn.last >> outcome(PLAN.last_task)
 
         # The report has judged the model by its audits and registered it. The deployment may
         # require that a person approves the promotion.
         if promotion() == "approved":
-            promote = launcher.step("promote", plan=PLAN.of_run)
-            drawn.report >> launcher.approval() >> promote
+            promote = step("promote", plan=PLAN.of_run)
+            drawn.report >> approval() >> promote
 
 
-launcher.with_form(dp_bert(), launcher.form(JobSettings, launcher.form_defaults("TRAIN")))
+with_form(dp_bert(), form(JobSettings, form_defaults("TRAIN")))

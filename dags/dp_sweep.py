@@ -24,9 +24,10 @@ from typing import Any
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import Param, TriggerRule, dag
 
-from dags import launcher
 from dags.experiment import RunPlan, experiment
-from dags.launcher.step_operator import PAGE_MARK
+from dags.launcher.form import THIS_PAGE, form, form_defaults, schedule, with_form
+from dags.launcher.outcome import outcome
+from dags.launcher.step_operator import PAGE_MARK, defaults, shown
 from dp_core.config.fields import GRID
 from tasks.protocol.points import TRAINING_AXES
 from tasks.protocol.settings import PAGE
@@ -34,13 +35,13 @@ from tasks.protocol.sweep import SweepSettings
 
 PLAN = RunPlan(SweepSettings)
 
-FORM = launcher.form(SweepSettings, launcher.form_defaults("SWEEP"))
+FORM = form(SweepSettings, form_defaults("SWEEP"))
 for coordinate in TRAINING_AXES:
     FORM[coordinate].description = (
         "Points of the grid take their value from the grid above. Only listed points that do not "
         "set it use this value."
     )
-FORM[launcher.THIS_PAGE] = Param(
+FORM[THIS_PAGE] = Param(
     1,
     type="integer",
     allOf=[{"minimum": 1}],
@@ -63,7 +64,7 @@ class StartNextPage(TriggerDagRunOperator):
             return
         first = context["run_id"].partition(PAGE_MARK)[0]
         self.trigger_run_id = f"{first}{PAGE_MARK}{number + 1}"
-        self.conf = {**params, launcher.THIS_PAGE: number + 1}
+        self.conf = {**params, THIS_PAGE: number + 1}
         super().execute(context)
 
 
@@ -71,10 +72,10 @@ class StartNextPage(TriggerDagRunOperator):
     dag_id="dp_sweep",
     dag_display_name="dp_sweep · ε and F1 over a grid",
     description="Pre-training and fine-tuning over a grid, seeds and folds, charged per release",
-    schedule=launcher.schedule("SWEEP"),
+    schedule=schedule("SWEEP"),
     catchup=False,
     max_active_runs=1,
-    default_args=launcher.defaults(),
+    default_args=defaults(),
     tags=["confide", "differential privacy", "sweep"],
     doc_md=__doc__,
 )
@@ -84,7 +85,7 @@ def dp_sweep() -> None:
     with drawn.reporting:
         start_page = StartNextPage(
             task_id="start_page",
-            **launcher.shown("start_page"),
+            **shown("start_page"),
             trigger_dag_id="dp_sweep",
             logical_date=None,
             skip_when_already_exists=True,
@@ -94,7 +95,7 @@ def dp_sweep() -> None:
         drawn.measured >> start_page
 
         # The report lists the points that did not fail; the run still fails.
-        [*drawn.last, start_page] >> launcher.outcome(PLAN.last_task)
+        [*drawn.last, start_page] >> outcome(PLAN.last_task)
 
 
-launcher.with_form(dp_sweep(), FORM)
+with_form(dp_sweep(), FORM)

@@ -15,8 +15,8 @@ from typing import Any
 from airflow.sdk import BaseOperator, TaskGroup, TriggerRule, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from dags import launcher
-from dags.launcher import PLAN_ONLY, THIS_PAGE, TRAINING, NamedSteps, each, shown, step, title
+from dags.launcher.form import PLAN_ONLY, THIS_PAGE, settings_from, settings_to_start
+from dags.launcher.step_operator import TRAINING, NamedSteps, each, shown, step, title
 from tasks.protocol.job import POINT_STEPS, job_steps, point_steps
 from tasks.protocol.points import Point, first_private, unique
 from tasks.protocol.settings import JobSettings
@@ -47,7 +47,7 @@ class RunPlan:
             AirflowFailException: the settings are invalid, or need an optimiser, which cannot run
                 mapped tasks.
         """
-        settings = launcher.settings_from(self.kind, params)
+        settings = settings_from(self.kind, params)
         if isinstance(settings, SweepSettings) and settings.is_asked:
             raise AirflowFailException(
                 "settings refused: sweep_search: mapped tasks cannot be asked for one after the "
@@ -99,7 +99,7 @@ class RunPlan:
         """Check the settings and return the texts to read: none if the run only plans."""
         params = get_current_context()["params"]
         self.page(params)
-        launcher.settings_to_start(self.kind, params)
+        settings_to_start(self.kind, params)
         steps = {} if params.get(PLAN_ONLY) else self.of_point(params, None)
         return [
             NamedSteps(name=title(name), steps=[(name, None)]) for name in READ if name in steps

@@ -23,7 +23,8 @@ from airflow.sdk import Asset, AssetAny, dag, get_current_context, task, task_gr
 from airflow.sdk.exceptions import AirflowFailException
 from pydantic import ValidationError
 
-from dags import launcher
+from dags.launcher.form import configured_object
+from dags.launcher.step_operator import defaults
 from dp_core.config.fields import one_line
 from tasks.protocol.settings import MADE_UP, JobSettings
 
@@ -40,7 +41,7 @@ def corpora() -> dict[str, dict[str, Any]]:
         ValueError: the settings are invalid; Airflow shows the line as an import error.
     """
     # By default, the project's made-up notes show the effect of a new version.
-    given = launcher.configured_object("CONFIDE_CORPORA") or {MADE_UP: {}}
+    given = configured_object("CONFIDE_CORPORA") or {MADE_UP: {}}
     for name, settings in given.items():
         if not isinstance(settings, dict):
             raise ValueError(f"CONFIDE_CORPORA: {name}: not an object of settings")
@@ -103,7 +104,7 @@ def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
     ),
     catchup=False,
     max_active_runs=1,
-    default_args=launcher.defaults(),
+    default_args=defaults(),
     tags=["confide", "differential privacy", "assets"],
     doc_md=__doc__,
 )

@@ -20,8 +20,8 @@ from typing import Any
 
 from airflow.sdk import dag
 
-from dags import launcher
-from dags.launcher import TRAINING
+from dags.launcher.form import form, settings_from, with_form
+from dags.launcher.step_operator import TRAINING, defaults, step
 from dp_core.config.audit_settings import BlackBoxAuditConfig
 from tasks.protocol.points import Point
 from tasks.protocol.specs import PrivacyAuditSpec, StepSpec
@@ -29,7 +29,7 @@ from tasks.protocol.specs import PrivacyAuditSpec, StepSpec
 
 def plan(params: Mapping[str, Any], point: Point | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
-    settings = launcher.settings_from(BlackBoxAuditConfig, params)
+    settings = settings_from(BlackBoxAuditConfig, params)
     # None of the files is declared public.
     return {"privacy_audit": PrivacyAuditSpec(made_up=False, **settings.model_dump())}
 
@@ -41,17 +41,13 @@ def plan(params: Mapping[str, Any], point: Point | None) -> dict[str, StepSpec]:
     schedule=None,
     catchup=False,
     max_active_runs=1,
-    default_args=launcher.defaults(),
+    default_args=defaults(),
     tags=["confide", "differential privacy", "audit"],
     doc_md=__doc__,
 )
 def privacy_audit() -> None:
     """Define the graph, which has one step."""
-    launcher.step(
-        "privacy_audit",
-        plan=plan,
-        pool=TRAINING,
-    )
+    step("privacy_audit", plan=plan, pool=TRAINING)
 
 
-launcher.with_form(privacy_audit(), launcher.form(BlackBoxAuditConfig))
+with_form(privacy_audit(), form(BlackBoxAuditConfig))

@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import os
 import signal
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +29,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose today's share once, for all worker processes."""
+    """Choose today's share once, for all worker processes; declare the mark `cases`."""
     config.option.share = numbered(config.option.share)
+    config.addinivalue_line("markers", "cases: has a table of cases in `cases.toml` of its folder")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with the mark `cases` once for each row of its table."""
+    if metafunc.definition.get_closest_marker("cases"):
+        tables = tomllib.loads(metafunc.definition.path.with_name("cases.toml").read_text())
+        table = tables[metafunc.definition.originalname]
+        metafunc.parametrize(table["names"], table["rows"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,18 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from tokenizers import Tokenizer
 
-from dp_core.audit.membership import (
-    CONFIDENCE,
-    LOW_RATES,
-    Attack,
-    MembershipRow,
-    RarityBucket,
-    Scored,
-    attacks,
-    measure,
-    profile_log_probabilities,
-    rarity_buckets,
-)
+from dp_core.audit import membership
 from dp_core.audit.protocol import RELEASED, Audit, Finding, Level, NullDistribution
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import coin, digest64, document_unit_id
@@ -81,7 +70,7 @@ class Sample:
     fitted: Flags
     codes: tuple[frozenset[str], ...] | None = None
 
-    def scored(self, level: str, attack: Attack) -> tuple[Scored, int] | None:
+    def scored(self, level: str, attack: membership.Attack) -> tuple[membership.Scored, int] | None:
         """Return the attack's scores of all groups of a level, and the largest group's size.
 
         A group within one unit is entirely a member or not. A group of several units is used if all
@@ -98,7 +87,7 @@ class Sample:
         if level in self.units_in_group:
             usable &= self._whole(ids, self.units_in_group[level])
         _, first, place = np.unique(ids[usable], return_index=True, return_inverse=True)
-        scored = Scored(
+        scored = membership.Scored(
             np.bincount(place, attack.scores[usable]) / np.bincount(place),
             self.members[usable][first],
             self.clusters[usable][first],
@@ -108,7 +97,9 @@ class Sample:
             sizes = self.units_in_group[level][usable][first]
             kept = _matched(scored.members, sizes)
             sizes = sizes[kept]
-            scored = Scored(scored.scores[kept], scored.members[kept], scored.clusters[kept])
+            scored = membership.Scored(
+                scored.scores[kept], scored.members[kept], scored.clusters[kept]
+            )
         if min(scored.members.sum(), (~scored.members).sum()) < LEAST_GROUPS:
             return None
         return scored, int(sizes.max())
@@ -335,7 +326,7 @@ def _attack_models(data: MembershipData) -> list[Finding]:
     for updates, read in data.models.items():
         model = read()
         found, features = losses_of(model, sides), features_of(model, sides)
-        made = attacks(found, references, features, sample.members, sample.fitted)
+        made = membership.attacks(found, references, features, sample.members, sample.fitted)
         first, *others = membership_findings(MEMBERSHIP, sample, made, data.claim)
         rarity = by_rarity(sample, made[0], held_by_row)
         means = {
@@ -362,13 +353,13 @@ def _ceilings(claim: PrivacyProfile | None) -> dict[str, float]:
     """Return the bounds that no attack on one unit can exceed; empty if there is no claim."""
     if claim is None:
         return {}
-    tpr = {f"tpr_at_{rate:g}_fpr": claim.true_positive_rate(rate) for rate in LOW_RATES}
+    tpr = {f"tpr_at_{rate:g}_fpr": claim.true_positive_rate(rate) for rate in membership.LOW_RATES}
     bounds = {"pl": claim.leakage, "auc": claim.area, **tpr}
     return {f"membership_ceiling/{name}": value for name, value in bounds.items()}
 
 
 def membership_findings(
-    audit: Audit, sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
+    audit: Audit, sample: Sample, made: Sequence[membership.Attack], ceiling: PrivacyProfile | None
 ) -> list[Finding]:
     """Return the finding of each level with enough groups.
 
@@ -383,13 +374,13 @@ def membership_findings(
                 groups, units = scored
                 above = level in levels_above(sample.unit)
                 group = ceiling.for_group(units) if ceiling and above else ceiling
-                rows.append(measure(level, attack.name, groups, attack.threshold, group))
+                rows.append(membership.measure(level, attack.name, groups, attack.threshold, group))
         if rows:
             findings.append(_finding_of_level(audit, rows))
     return findings or [audit.not_run("Too few units for a measurement.", Label.OPERATOR)]
 
 
-def _finding_of_level(audit: Audit, rows: Sequence[MembershipRow]) -> Finding:
+def _finding_of_level(audit: Audit, rows: Sequence[membership.MembershipRow]) -> Finding:
     row = max(rows, key=lambda row: row.leakage.value)
     value, low, high = row.leakage.value, row.leakage.low, row.leakage.high
     figures = {row.attack: _figures(row) for row in rows}
@@ -397,7 +388,7 @@ def _finding_of_level(audit: Audit, rows: Sequence[MembershipRow]) -> Finding:
         level=_LEVELS[row.level],
         value=value,
         interval=(low, high),
-        confidence=CONFIDENCE,
+        confidence=membership.CONFIDENCE,
         ceiling=row.leakage_ceiling,
         ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1), over its whole profile"
         if row.leakage_ceiling
@@ -424,15 +415,15 @@ def _finding_of_level(audit: Audit, rows: Sequence[MembershipRow]) -> Finding:
     )
 
 
-def _figures(row: MembershipRow) -> dict[str, float]:
+def _figures(row: membership.MembershipRow) -> dict[str, float]:
     """Return the figures of an attack by their names in metrics."""
     tprs = {f"tpr_at_{rate.asked:g}_fpr": rate.tpr.value for rate in row.low_rates}
     return {"pl": row.leakage.value, "auc": row.area.value, **tprs}
 
 
 def by_rarity(
-    sample: Sample, attack: Attack, held_by_row: Sequence[frozenset[Hashable]]
-) -> tuple[RarityBucket, ...]:
+    sample: Sample, attack: membership.Attack, held_by_row: Sequence[frozenset[Hashable]]
+) -> tuple[membership.RarityBucket, ...]:
     """Return an attack's results by the rarity of the units' codes or tokens.
 
     Units without any known code are left out: their diseases are unknown, not absent.
@@ -450,12 +441,14 @@ def by_rarity(
         held.setdefault(int(ids[place]), set()).update(held_by_row[int(place)])
     profiles = [frozenset(held[group]) for group in sorted(held)]  # in the order of the scores
     known = np.array([bool(profile) for profile in profiles])
-    scored = Scored(*(a[known] for a in (found[0].scores, found[0].members, found[0].clusters)))
-    logs = profile_log_probabilities([profile for profile in profiles if profile])
-    return rarity_buckets(logs, scored, attack.threshold) if known.any() else ()
+    scored = membership.Scored(
+        *(a[known] for a in (found[0].scores, found[0].members, found[0].clusters))
+    )
+    logs = membership.profile_log_probabilities([profile for profile in profiles if profile])
+    return membership.rarity_buckets(logs, scored, attack.threshold) if known.any() else ()
 
 
-def rarity_correlation(rarity: Sequence[RarityBucket]) -> float | None:
+def rarity_correlation(rarity: Sequence[membership.RarityBucket]) -> float | None:
     """Return Spearman's correlation of log-probability and leakage; None with too few buckets."""
     leaked = [bucket.leakage for bucket in rarity]
     if len(leaked) < LEAST_BUCKETS or len(set(leaked)) == 1:

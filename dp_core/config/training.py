@@ -36,8 +36,9 @@ class ArchitectureConfig(Config, section=ESSENTIALS):
 
     Attributes:
         model_kind: distilbert: BERT without token types. roberta: with one type. With public_model,
-            each of these means the kind in the folder. gpt2, llama, feed-forward (dense layers over
-            a window of tokens): causal models, measured by perplexity and exposure, not fine-tuned.
+            each of bert, distilbert, roberta and modernbert means the kind in the folder. gpt2,
+            llama, feed-forward (dense layers over a window of tokens): causal models, measured by
+            perplexity and exposure, not fine-tuned.
         layers: Number of Transformer blocks; unused by feed-forward. 0: as public_model has it; 2
             without one.
         hidden: Width of the model, a multiple of 64; with feed-forward, size of a token's

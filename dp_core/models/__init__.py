@@ -1,1 +1,1 @@
-"""BERT, DistilBERT and GPT-2, and their Hugging Face folders."""
+"""Encoders and causal models, and their Hugging Face folders."""

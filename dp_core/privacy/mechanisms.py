@@ -14,18 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_core.privacy.accounting.profiles import (
-    DiscreteGaussianTail,
-    FixedSizeProfile,
-    Floats,
-    HistogramProfile,
-    NewItemsProfile,
-    Profile,
-    SelfComposed,
-    SubsampledGaussian,
-    TruncatedSubsampledGaussian,
-    gaussian,
-)
+from dp_core.privacy.accounting import profiles
 from dp_core.privacy.discrete_gaussian import LATTICE_DEVIATION
 from dp_core.privacy.mechanism_event import (
     ADD_REMOVE,
@@ -81,12 +70,14 @@ class _PhasedGaussian(MechanismEvent):
         """Return the most updates of a phase that may draw one unit."""
         return updates
 
-    def _step(self, size: float, mu: float) -> Profile:
-        return SubsampledGaussian(size, mu)
+    def _step(self, size: float, mu: float) -> profiles.Profile:
+        return profiles.SubsampledGaussian(size, mu)
 
-    def steps(self) -> list[SelfComposed]:
+    def steps(self) -> list[profiles.SelfComposed]:
         """Return the step of each phase."""
-        return [SelfComposed(self._step(a, 1 / s), self._turns(n)) for a, s, n in self.phases]
+        return [
+            profiles.SelfComposed(self._step(a, 1 / s), self._turns(n)) for a, s, n in self.phases
+        ]
 
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return √(Σ epochs·(sensitivity/σ)²), an epoch having ⌊1/q⌋ whole batches."""
@@ -140,8 +131,8 @@ class TruncatedPoissonGaussian(_PhasedGaussian):
         self.require(self.declared_units >= 1, "declared_units must be 1 or more")
         self.require(self.cap >= 1, "cap must be 1 or more")
 
-    def _step(self, size: float, mu: float) -> Profile:
-        return TruncatedSubsampledGaussian(self.declared_units, self.cap, size, mu)
+    def _step(self, size: float, mu: float) -> profiles.Profile:
+        return profiles.TruncatedSubsampledGaussian(self.declared_units, self.cap, size, mu)
 
 
 @dataclass(frozen=True)
@@ -202,8 +193,8 @@ class FixedSizeGaussian(_PhasedGaussian):
     def _rate(self, size: float) -> float:
         return size / self.slots
 
-    def _step(self, size: float, mu: float) -> Profile:
-        return FixedSizeProfile(self.slots, int(size), mu)
+    def _step(self, size: float, mu: float) -> profiles.Profile:
+        return profiles.FixedSizeProfile(self.slots, int(size), mu)
 
 
 @dataclass(frozen=True)
@@ -223,9 +214,9 @@ class Gaussian(MechanismEvent):
     def __post_init__(self) -> None:
         _check_noise(self, self.noise_multiplier, self.count)
 
-    def steps(self) -> list[SelfComposed]:
+    def steps(self) -> list[profiles.SelfComposed]:
         """Return all of them as one."""
-        return [SelfComposed(gaussian(self.unamplified_mu(1.0)), 1)]
+        return [profiles.SelfComposed(profiles.gaussian(self.unamplified_mu(1.0)), 1)]
 
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return μ of all of them together."""
@@ -283,13 +274,13 @@ class ThresholdedHistogram(MechanismEvent):
         return self.threshold
 
     @property
-    def profile(self) -> HistogramProfile:
+    def profile(self) -> profiles.HistogramProfile:
         """The privacy profile of the release."""
-        return HistogramProfile(self.words_per_unit, self.sigma, int(self.threshold))
+        return profiles.HistogramProfile(self.words_per_unit, self.sigma, int(self.threshold))
 
-    def steps(self) -> list[SelfComposed]:
+    def steps(self) -> list[profiles.SelfComposed]:
         """Return the one release."""
-        return [SelfComposed(self.profile, 1)]
+        return [profiles.SelfComposed(self.profile, 1)]
 
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
         """Return (αN/2σ², Pr[a word that only this unit holds passes the threshold]).
@@ -351,7 +342,7 @@ class NoisedWeights(MechanismEvent):
         """Return the most places by which a unit moves a round's sums, in l2 norm."""
         return float(self.scales[number])
 
-    def largest_weights(self) -> Floats:
+    def largest_weights(self) -> profiles.Floats:
         """Return the most weight of each of t = 1 … N items that one unit alone holds: (N,).
 
         Items are dropped between rounds, so it is `largest` for every t.
@@ -374,7 +365,7 @@ class NoisedWeights(MechanismEvent):
         weight, total = self.largest_weights(), 0.0
         for first, last, threshold in self.checks:
             places = sum(np.ceil(weight * s) + 1 for s in self.scales[first : last + 1])
-            tail = DiscreteGaussianTail(math.sqrt(last - first + 1) * self.deviation)
+            tail = profiles.DiscreteGaussianTail(math.sqrt(last - first + 1) * self.deviation)
             passes = np.minimum(tail.upper(threshold - places), 1 - 1e-16)
             total += float(np.max(-np.expm1(t * np.log1p(-passes))))
         return min(1.0, total)
@@ -391,13 +382,13 @@ class NoisedWeights(MechanismEvent):
         return threshold / (weight * sum(self.scales[first : last + 1]))
 
     @property
-    def profile(self) -> NewItemsProfile:
+    def profile(self) -> profiles.NewItemsProfile:
         """The privacy profile of the release."""
-        return NewItemsProfile(self.mu, self.coin)
+        return profiles.NewItemsProfile(self.mu, self.coin)
 
-    def steps(self) -> list[SelfComposed]:
+    def steps(self) -> list[profiles.SelfComposed]:
         """Return all rounds as one."""
-        return [SelfComposed(self.profile, 1)]
+        return [profiles.SelfComposed(self.profile, 1)]
 
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
         """Return (αμ²/2, the probability that an item of one unit alone passes)."""
@@ -430,9 +421,9 @@ class PhraseRounds(Composition):
         alike = {(part.unit, part.relation) for part in self.rounds} == {(self.unit, ADD_REMOVE)}
         self.require(alike, "the rounds protect different units or neighbours")
 
-    def steps(self) -> list[SelfComposed]:
+    def steps(self) -> list[profiles.SelfComposed]:
         """Return the steps of all rounds, with equal profiles counted as one step."""
-        counted: dict[Profile, int] = {}
+        counted: dict[profiles.Profile, int] = {}
         for profile, times in super().steps():
             counted[profile] = counted.get(profile, 0) + times
-        return [SelfComposed(profile, times) for profile, times in counted.items()]
+        return [profiles.SelfComposed(profile, times) for profile, times in counted.items()]

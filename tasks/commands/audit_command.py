@@ -11,17 +11,9 @@ import click
 
 from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.errors import BadInput, ConfideError, Contradicted
+from tasks.commands import output
 from tasks.commands.command_options import options_of
 from tasks.commands.export_command import chosen_model
-from tasks.commands.output import (
-    as_json,
-    is_json,
-    new_folder,
-    write_answer,
-    write_pairs,
-    write_prose,
-    write_records,
-)
 from tasks.commands.settings_options import validated
 from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
@@ -39,7 +31,7 @@ _SHARE = {"white-box": 0.02, "black-box": 0.04}  # of the canaries that are gues
 @click.command()
 @click.argument("model", required=False, type=_FILE)
 @options_of("audit")
-@as_json
+@output.as_json
 def audit(
     model: Path | None, uri: str, epsilon: float | None, delta: float | None, **given: Any
 ) -> None:
@@ -110,7 +102,7 @@ def audit(
         "sentence": verdict.sentence,
         "audits": [record.model_dump(mode="json") for record in records],
     }
-    write_answer(answer, lambda: _show(records, claim, verdict.sentence))
+    output.write_answer(answer, lambda: _show(records, claim, verdict.sentence))
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
 
@@ -126,8 +118,8 @@ def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
         "verdict": lambda r: r.verdict,
         "for": lambda r: r.label.value,
     }
-    write_records(f"Audits of the model. Claim: {claim}", columns, records)
-    write_prose(sentence)
+    output.write_records(f"Audits of the model. Claim: {claim}", columns, records)
+    output.write_prose(sentence)
 
 
 # --- audits of this installation
@@ -135,7 +127,7 @@ def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
 
 @click.command(context_settings={"show_default": True})
 @options_of("audit-engine")
-@as_json
+@output.as_json
 def audit_engine(
     epsilon: float,
     delta: float,
@@ -191,7 +183,7 @@ def audit_engine(
         tokens = engine_audit.NewTokenCanaries(black_box_canaries)
         verdicts["black-box"] = audited("black-box", tokens)
     answer = {kind: _figures(verdict) for kind, verdict in verdicts.items()}
-    write_answer(answer, lambda: _show_engine(verdicts))
+    output.write_answer(answer, lambda: _show_engine(verdicts))
     for kind, verdict in verdicts.items():
         if verdict.word != "consistent":
             raise ConfideError(
@@ -214,7 +206,7 @@ def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
 
     for kind, verdict in verdicts.items():
         bounds, power = verdict.lower_bounds.items(), verdict.power.items()
-        write_pairs(
+        output.write_pairs(
             f"{kind} audit of ε = {verdict.claim.epsilon:.4g} at δ = {verdict.claim.delta:g}. "
             f"Bounds and power at {CONFIDENCE:.0%}; contradicted at p ≤ {SIGNIFICANCE:g}",
             {
@@ -236,7 +228,7 @@ def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
 @click.command()
 @click.argument("model", required=False, type=_FILE)
 @options_of("evidence")
-@as_json
+@output.as_json
 def evidence(
     model: Path | None,
     uri: str,
@@ -269,7 +261,7 @@ def evidence(
         uri = origin_of_export(store, model)
     else:
         uri = chosen_model(store, uri, "evidence")
-    with new_folder(out) as partial:
+    with output.new_folder(out) as partial:
         write_pack(deployment, store, uri, partial, operator=operator, words=statements)
     digest = sha256_of(out / "evidence.json")
     lines = [
@@ -278,7 +270,7 @@ def evidence(
         *(["Operator edition: do not hand it on."] if operator else []),
     ]
     answer = {"folder": str(out), "uri": uri, "sha256": digest}
-    write_answer(answer, lambda: click.echo("\n".join(lines)))
+    output.write_answer(answer, lambda: click.echo("\n".join(lines)))
     return 0
 
 
@@ -290,7 +282,7 @@ def _check_pack(folder: Path, model: Path | None) -> int:
         findings = check_evidence.check(folder, model)
     except check_evidence.NotAPackError as error:
         raise BadInput("no evidence pack", where=str(folder), fix=f"{error}.") from None
-    shown = check_evidence.as_json if is_json() else check_evidence.as_text
+    shown = check_evidence.as_json if output.is_json() else check_evidence.as_text
     click.echo(shown(findings), nl=False)
     return findings.code
 

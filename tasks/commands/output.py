@@ -28,15 +28,11 @@ _NARROW, _TALL = 30, 6  # characters and lines of a cell that is hard to read
 _WORD = re.compile(r"[^\W\d_]{2}")  # not the e of 1e-05
 
 
-def _choose(context: click.Context, option: click.Parameter, chosen: bool) -> None:
-    context.meta["json"] = chosen
-
-
 as_json = click.option(
     "--json",
     is_flag=True,
     expose_value=False,
-    callback=_choose,
+    callback=lambda context, _, chosen: context.meta.update(json=chosen),
     help="Pure JSON on stdout, for programs.",
 )
 

@@ -19,18 +19,8 @@ from tasks.commands.output import as_json, write_answer, write_prose, write_tabl
 from tasks.protocol.messages import StepResult
 from tasks.protocol.points import DP_MODEL
 from tasks.protocol.specs import FinetuneSpec
+from tasks.report import tables
 from tasks.report.model import ACCURACY, F1, shown_day
-from tasks.report.tables import (
-    CELL,
-    LEGEND,
-    MARKS,
-    NOT_MEASURED,
-    TABLE,
-    Cell,
-    Header,
-    Table,
-    rich_table,
-)
 from tasks.results import FIGURES_FILE, FINETUNED, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
@@ -58,7 +48,7 @@ def show(uri: str) -> None:
 
     content = _content(Deployment.from_environment().open_store(), uri)
     console = Console()
-    console.print(rich_table(TABLE.validate_python(content["table"])))
+    console.print(tables.rich_table(tables.TABLE.validate_python(content["table"])))
     for name, page in content["pages"].items():
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
 
@@ -303,7 +293,7 @@ def _show_comparison(
         for model, name, cells in sorted(models, key=lambda row: row[0])
     ]
     heads = ["model", "run", *(title.replace(", ", " ", 1) for title in shown)]  # breaks better
-    write_table(f"Models ({LEGEND})", heads, rows)
+    write_table(f"Models ({tables.LEGEND})", heads, rows)
     if any(run.leakage for run in runs):
         _show_leakage(runs, names)
     if compared:
@@ -324,9 +314,9 @@ def _show_leakage(runs: list[Run], names: list[str]) -> None:
             head = f"{name}, {run.settings.get('model_kind', '')}, {when}"
             heads[head] = None
             row = cells.setdefault((leakage["model"], leakage["attack"], leakage["level"]), {})
-            row[head] = f"{100 * leakage['value']:.1f}{MARKS[Label(leakage['label'])]}"
+            row[head] = f"{100 * leakage['value']:.1f}{tables.MARKS[Label(leakage['label'])]}"
     write_table(
-        f"Membership: leakage, TPR − FPR, % ({LEGEND})",
+        f"Membership: leakage, TPR − FPR, % ({tables.LEGEND})",
         ["model", "attack", "level", *heads],
         [[*key, *(row.get(head) for head in heads)] for key, row in cells.items()],
     )
@@ -358,7 +348,7 @@ def _write_page(folder: Path, runs: Sequence[Run], edition: str) -> None:
     comparison_page(scores_by_labels(runs), leakage_figure(leakages, styles), edition).write(folder)
 
 
-def scores_by_labels(runs: Sequence[Run]) -> Table:
+def scores_by_labels(runs: Sequence[Run]) -> tables.Table:
     """Return the score of each model on the labelled text of each run, by the cost of its training.
 
     The form is that of Hoory et al. 2021, Table 2. A model has one row if its cost is the same in
@@ -366,37 +356,40 @@ def scores_by_labels(runs: Sequence[Run]) -> Table:
     """
     every_cell = [cells for run in runs for cells in run.models.values()]
     costs = dict.fromkeys(t for cells in every_cell for t in cells if t.startswith(_COSTS))
-    rows: dict[tuple[Cell, ...], list[Cell]] = {}
+    rows: dict[tuple[tables.Cell, ...], list[tables.Cell]] = {}
     for number, run in enumerate(runs):
         for model, cells in run.models.items():
-            key = Cell(model, value=model), *(_cell(cells, cost) for cost in costs)
-            scores = rows.setdefault(key, [Cell(NOT_MEASURED)] * len(runs))
+            key = tables.Cell(model, value=model), *(_cell(cells, cost) for cost in costs)
+            scores = rows.setdefault(key, [tables.Cell(tables.NOT_MEASURED)] * len(runs))
             scores[number] = _cell(cells, ACCURACY.title, F1.title)
     names = [run.settings.get("entities_train") or "made-up labels" for run in runs]
-    return Table(
+    return tables.Table(
         key="labels",
         caption="Scores by labelled text",
         headers=(
-            Header("Model", numeric=False),
-            *(Header(title, unit) for title, _, unit in (cost.partition(", ") for cost in costs)),
-            *(Header(text, f"run {n}, F1 or accuracy, %") for n, text in enumerate(names)),
+            tables.Header("Model", numeric=False),
+            *(
+                tables.Header(title, unit)
+                for title, _, unit in (cost.partition(", ") for cost in costs)
+            ),
+            *(tables.Header(text, f"run {n}, F1 or accuracy, %") for n, text in enumerate(names)),
         ),
         rows=tuple((*key, *scores) for key, scores in rows.items()),
         notes=("The reports of the runs have the cost of private labels.",),
     )
 
 
-def _cell(cells: Mapping[str, Mapping[str, Any]], *titles: str) -> Cell:
+def _cell(cells: Mapping[str, Mapping[str, Any]], *titles: str) -> tables.Cell:
     """Return the first of the cells that a run has."""
     known = (cells[title] for title in titles if title in cells)
-    return next(map(CELL.validate_python, known), Cell(NOT_MEASURED))
+    return next(map(tables.CELL.validate_python, known), tables.Cell(tables.NOT_MEASURED))
 
 
 def _text(cell: Mapping[str, Any] | None) -> str:
     """Return a cell's text with the mark of its label."""
     if cell is None:
-        return NOT_MEASURED
-    mark = MARKS[Label(cell["label"])] if cell["label"] and not cell["withheld"] else ""
+        return tables.NOT_MEASURED
+    mark = tables.MARKS[Label(cell["label"])] if cell["label"] and not cell["withheld"] else ""
     return f"{cell['text']}{mark}"
 
 

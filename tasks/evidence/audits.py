@@ -13,57 +13,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from dp_core.audit import protocol
 from dp_core.audit.exposure import EXPOSURE, EXPOSURE_IN_ROWS
 from dp_core.audit.extraction import DISCOVERABLE, TARGETED
 from dp_core.audit.membership_sample import MEMBERSHIP
 from dp_core.audit.one_run import LOWER_BOUND, WHITE_BOX_BOUND
-from dp_core.audit.protocol import (
-    COIN_BOUND,
-    RELEASED,
-    Audit,
-    AuditRecord,
-    Finding,
-    ModelVerdict,
-    verdict_of,
-)
 from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import privacy_statement, totals
+from tasks import results
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.messages import StepResult
 from tasks.protocol.settings_file import Promotion
 from tasks.releases.provenance import operator_only
-from tasks.results import (
-    KEPT,
-    PROBES,
-    SUBJECT,
-    TYPES,
-    Input,
-    read_findings,
-    read_result,
-    write_findings,
-)
 from tasks.storage.store import Store
 from tasks.tracking.event_log import VERDICT
 
 WEIGHTS = "model.safetensors"
 CONTROL = "the same training without privacy, for comparison"
-AUDITS: tuple[Audit, ...] = (
+AUDITS: tuple[protocol.Audit, ...] = (
     EXPOSURE,
     EXPOSURE_IN_ROWS,
     LOWER_BOUND,
     MEMBERSHIP,
     DISCOVERABLE,
     TARGETED,
-    Audit.registered("from_outside"),
+    protocol.Audit.registered("from_outside"),
     WHITE_BOX_BOUND,
 )
 
 
-def run_audits(step: str, data: Any) -> list[Finding]:
+def run_audits(step: str, data: Any) -> list[protocol.Finding]:
     """Return the findings of all audits of a step, in the order of the registry."""
     return [
         finding
@@ -75,7 +58,7 @@ def run_audits(step: str, data: Any) -> list[Finding]:
 
 def store_findings(
     context: StepContext,
-    findings: Sequence[Finding],
+    findings: Sequence[protocol.Finding],
     *,
     facts: dict[str, Any],
     artifacts: Mapping[str, Label] = MappingProxyType({}),
@@ -92,15 +75,15 @@ def store_findings(
         for name, value in finding.public_metrics.items():
             context.measure(name, Public(value))
         for name, value in finding.metrics.items():
-            context.measure(name, TYPES[finding.label](value), finding.updates)
-    written = write_findings(context.out, findings)
+            context.measure(name, results.TYPES[finding.label](value), finding.updates)
+    written = results.write_findings(context.out, findings)
     shown = {**written, **artifacts}
     return StepOutput({file.removesuffix(".json"): file for file in shown}, facts, shown)
 
 
 def audits_of(
     store: Store, subjects: dict[str, str], *, operator: bool = False
-) -> tuple[AuditRecord, ...]:
+) -> tuple[protocol.AuditRecord, ...]:
     """Return the records of all audits, including those that were not run.
 
     Args:
@@ -115,7 +98,7 @@ def audits_of(
     """
     steps = {audit.step for audit in AUDITS if audit.step}
     findings = {step: _findings_of(store, step, subjects, operator) for step in steps}
-    records: list[AuditRecord] = []
+    records: list[protocol.AuditRecord] = []
     for audit in AUDITS:
         run = [each.record for each in findings.get(audit.step, ()) if audit.covers(each)]
         # Records that block promotion are published even if they were computed from private text.
@@ -147,7 +130,7 @@ def subjects_of(store: Store, uri: str, result: StepResult) -> dict[str, str]:
         if name == WEIGHTS
         else f"the model after {name.split('/')[1]} updates of its training"
         for name, digest in store.digests(uri).items()
-        if name == WEIGHTS or (name.startswith(f"{KEPT}/") and name.endswith(f"/{WEIGHTS}"))
+        if name == WEIGHTS or (name.startswith(f"{results.KEPT}/") and name.endswith(f"/{WEIGHTS}"))
     }
     if began_with := result.facts.get("began_with"):
         subjects[began_with] = "the model from which it was fine-tuned"
@@ -156,41 +139,41 @@ def subjects_of(store: Store, uri: str, result: StepResult) -> dict[str, str]:
 
 def _findings_of(
     store: Store, step: str, subjects: dict[str, str], operator: bool
-) -> list[Finding]:
+) -> list[protocol.Finding]:
     """Return a step's findings on the subjects; refuse those that no registered audit covers."""
     findings = []
     registered = [audit for audit in AUDITS if audit.step == step]
     for output, subject in _outputs(store, step, subjects, operator):
-        for finding in read_findings(output.result, output.folder):
+        for finding in results.read_findings(output.result, output.folder):
             if not any(audit.covers(finding) for audit in registered):
                 raise BadInput(
                     f"no registered audit covers the finding {finding.key}",
                     where=f"{step} of {subject}",
                     fix="Judge the model with the version of Confide that audited it.",
                 )
-            if finding.subject == RELEASED:
+            if finding.subject == protocol.RELEASED:
                 findings.append(finding.model_copy(update={"subject": subject}))
     return findings
 
 
 def _outputs(
     store: Store, step: str, subjects: dict[str, str], operator: bool
-) -> list[tuple[Input, str]]:
+) -> list[tuple[results.Input, str]]:
     """Return the outputs of a step with their subjects, for the operator also the controls."""
     outputs, controls = [], []
     for uri in store.outputs(step):
         try:
-            result = read_result(store, uri)
+            result = results.read_result(store, uri)
         except BadInput:  # an output of another version, which audits no model of this version
             continue
         if result is None:
             continue
-        if subject := subjects.get(str(result.facts.get(SUBJECT) or "-")):
-            outputs.append((Input(result, store.local_copy(uri)), subject))
+        if subject := subjects.get(str(result.facts.get(results.SUBJECT) or "-")):
+            outputs.append((results.Input(result, store.local_copy(uri)), subject))
         elif operator and operator_only(result.releases) and not result.facts.get("model_updates"):
-            controls.append((Input(result, store.local_copy(uri)), CONTROL))
-    probes = {output.facts.get(PROBES) for output, _ in outputs} - {None}
-    return outputs + [each for each in controls if each[0].facts.get(PROBES) in probes]
+            controls.append((results.Input(result, store.local_copy(uri)), CONTROL))
+    probes = {output.facts.get(results.PROBES) for output, _ in outputs} - {None}
+    return outputs + [each for each in controls if each[0].facts.get(results.PROBES) in probes]
 
 
 JUDGED = "judged"  # fact of a last step that lists the models to register
@@ -228,7 +211,7 @@ def profile_of(releases: Sequence[ReleaseRecord]) -> PrivacyProfile | None:
     return PrivacyProfile.of_claim(total.epsilon, total.delta)
 
 
-def records_of(store: Store, uri: str, result: StepResult) -> tuple[AuditRecord, ...]:
+def records_of(store: Store, uri: str, result: StepResult) -> tuple[protocol.AuditRecord, ...]:
     """Return the audit records of a training step's models, including those for the operator.
 
     Records of the non-private controls are left out.
@@ -237,18 +220,18 @@ def records_of(store: Store, uri: str, result: StepResult) -> tuple[AuditRecord,
     return tuple(record for record in records if record.subject != CONTROL)
 
 
-def bearing(records: Iterable[AuditRecord]) -> list[AuditRecord]:
+def bearing(records: Iterable[protocol.AuditRecord]) -> list[protocol.AuditRecord]:
     """Return the records on which the verdict on a model of this deployment is based.
 
     Bounds by given texts count only if they block promotion. Their coins were not fixed in the
     ledger before the training, so they could be chosen to promote a model.
     """
-    return [r for r in records if r.key != COIN_BOUND or r.blocks_promotion]
+    return [r for r in records if r.key != protocol.COIN_BOUND or r.blocks_promotion]
 
 
 def verdict_on(
-    store: Store, uri: str, result: StepResult, more: Sequence[AuditRecord] = ()
-) -> ModelVerdict:
+    store: Store, uri: str, result: StepResult, more: Sequence[protocol.AuditRecord] = ()
+) -> protocol.ModelVerdict:
     """Return the verdict on the models of a training step, from all audits of their weights.
 
     Args:
@@ -258,14 +241,14 @@ def verdict_on(
         more: records that are not stored yet.
     """
     records = bearing([*records_of(store, uri, result), *more])
-    return verdict_of(claim_of(result.releases), records)
+    return protocol.verdict_of(claim_of(result.releases), records)
 
 
 def judge(
     store: Store,
-    models: Mapping[str, Input],
+    models: Mapping[str, results.Input],
     rule: Promotion,
-    more: Sequence[AuditRecord] = (),
+    more: Sequence[protocol.AuditRecord] = (),
 ) -> list[dict[str, Any]]:
     """Judge the outputs of a job that are models for registration.
 
@@ -300,7 +283,7 @@ def judge(
     return judged
 
 
-def _tags(result: StepResult, verdict: ModelVerdict) -> dict[str, str]:
+def _tags(result: StepResult, verdict: protocol.ModelVerdict) -> dict[str, str]:
     """Return the tags of the model's version: the unrounded claim and the verdict."""
     tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
     of_datasets = totals(result.releases)

@@ -13,15 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from dp_core.errors import BadInput
-from tasks.protocol.job import (
-    POINT_STEPS,
-    asked_training,
-    job_steps,
-    names_of,
-    point_and_task,
-    point_steps,
-    report_of,
-)
+from tasks.protocol import job
 from tasks.protocol.messages import StepResult
 from tasks.protocol.points import Point
 from tasks.protocol.specs import PretrainSpec, StepSpec
@@ -45,14 +37,14 @@ def asked_steps(
     Points with the same private training share one release, charged for the first of them.
     """
     store = deployment.open_store()
-    planned = job_steps(settings)
+    planned = job.job_steps(settings)
     steps = {
         name: spec
         for name, spec in planned.items()
         if name != "report" and not (isinstance(spec, PretrainSpec) and spec.asked)
     }
     for name, spec in steps.items():  # the step `budget` makes the store record its ledger
-        yield *point_and_task(name), spec
+        yield *job.point_and_task(name), spec
     points: dict[Point, None] = {}
     trainings: dict[Point, PretrainSpec] = {}
     scores: dict[str, None] = {}  # fine-tunings whose F1 the optimiser knows
@@ -60,29 +52,29 @@ def asked_steps(
     for number in range(settings.sweep_trials):
         point = settings.asked_point(_answer(study, settings, number))
         if point.training not in trainings:
-            trainings[point.training] = asked_training(
+            trainings[point.training] = job.asked_training(
                 settings, point, len(trainings), tuple(scores)
             )
-        names = names_of(point)
+        names = job.names_of(point)
         if point not in points:
             points[point] = None
-            of_point = point_steps(settings, point, trainings[point.training], tuple(scores))
-            steps |= {names[task]: of_point[task] for task in POINT_STEPS if task in of_point}
-        for name in (names[task] for task in POINT_STEPS if names[task] in steps):
-            yield *point_and_task(name), steps[name]
+            of_point = job.point_steps(settings, point, trainings[point.training], tuple(scores))
+            steps |= {names[task]: of_point[task] for task in job.POINT_STEPS if task in of_point}
+        for name in (names[task] for task in job.POINT_STEPS if names[task] in steps):
+            yield *job.point_and_task(name), steps[name]
         finetuned = steps[names["finetuning"]].output
         value = tellable(read_result(store, finetuned), OBJECTIVE)
         if not study.trials[number].state.is_finished():
             study.tell(number, value)
         scores[finetuned] = None
-    yield "", "report", report_of(settings, steps, list(points))
+    yield "", "report", job.report_of(settings, steps, list(points))
 
 
 def most_steps(settings: SweepSettings) -> int:
     """Return the largest possible number of steps of an Optuna sweep."""
-    of_point = point_steps(settings, settings.costliest)
-    of_trials = len(of_point.keys() & set(POINT_STEPS)) * settings.sweep_trials
-    return len(job_steps(settings)) - settings.sweep_trials + of_trials
+    of_point = job.point_steps(settings, settings.costliest)
+    of_trials = len(of_point.keys() & set(job.POINT_STEPS)) * settings.sweep_trials
+    return len(job.job_steps(settings)) - settings.sweep_trials + of_trials
 
 
 def tellable(result: StepResult | None, name: str) -> float:

@@ -21,20 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError
+from tasks.local import airflow_configuration
 from tasks.local.airflow_api import AirflowApi, AirflowAway
-from tasks.local.airflow_configuration import (
-    HOST,
-    USER,
-    Secrets,
-    airflow_home,
-    environment,
-    fork_server_socket,
-    free_ports,
-    mlflow_command,
-    mlflow_environment,
-    mlflow_folder,
-    write_private,
-)
 from tasks.protocol import CHECKOUT, fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.supervisor import STACK_GRACE, Process
@@ -63,16 +51,16 @@ class Stack:
     @property
     def airflow_url(self) -> str:
         """Address of Airflow's pages."""
-        return f"http://{HOST}:{self.ports['airflow']}"
+        return f"http://{airflow_configuration.HOST}:{self.ports['airflow']}"
 
     @property
     def mlflow_url(self) -> str:
         """Address of MLflow's pages."""
-        return f"http://{HOST}:{self.ports['mlflow']}"
+        return f"http://{airflow_configuration.HOST}:{self.ports['mlflow']}"
 
     def api(self) -> AirflowApi:
         """Return a client of this stack's Airflow."""
-        return AirflowApi(self.airflow_url, USER, self.password)
+        return AirflowApi(self.airflow_url, airflow_configuration.USER, self.password)
 
     def dead(self) -> list[str]:
         """Return the components that have ended; steps do not need the fork server."""
@@ -119,7 +107,7 @@ def start(
         raise BadInput("Airflow's environment is missing", fix="Run `make setup` in a checkout.")
     os.umask(0o077)  # logs and databases are for their owner alone
     deployment.prepare()
-    folder = airflow_home(deployment)
+    folder = airflow_configuration.airflow_home(deployment)
     folder.mkdir(mode=0o700, exist_ok=True)
     # Two commands that start a stack at the same time would stop each other's components.
     with (folder / "starting.lock").open("w") as lock:
@@ -132,7 +120,8 @@ def start(
                 fix="Wait until it is up.",
             ) from None
         stop(deployment)  # the components of an earlier stack
-        with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers bind them
+        # The ports are reserved until the servers bind them.
+        with airflow_configuration.free_ports(("airflow", "mlflow")) as ports:
             return _start_on(ports, deployment, names, log, end_with_us)
 
 
@@ -144,12 +133,12 @@ def _start_on(
     end_with_us: bool,
 ) -> Stack:
     """Start the components on these ports and wait until they are healthy."""
-    folder = airflow_home(deployment)
-    secret = Secrets.of(folder)
-    variables = environment(deployment, secret, ports)
+    folder = airflow_configuration.airflow_home(deployment)
+    secret = airflow_configuration.Secrets.of(folder)
+    variables = airflow_configuration.environment(deployment, secret, ports)
     _migrate(deployment, variables, log)
     # MLflow's secrets reach no other process and no step; Airflow's secrets do not reach MLflow.
-    for_mlflow = mlflow_environment(deployment, folder, secret)
+    for_mlflow = airflow_configuration.mlflow_environment(deployment, folder, secret)
     shared = fork_server.shared_environment(without_orchestrator(variables))  # by all steps
     for_steps = shared | {"PYTHONUNBUFFERED": "1"}
     environments = {"mlflow": for_mlflow, FORK_SERVER: for_steps}
@@ -162,14 +151,14 @@ def _start_on(
             process = supervisor.start(
                 _command(name, ports, deployment),
                 environments.get(name, variables),
-                mlflow_folder(deployment) if name == "mlflow" else CHECKOUT,
+                airflow_configuration.mlflow_folder(deployment) if name == "mlflow" else CHECKOUT,
                 output,
                 end_with_us=end_with_us,
             )
         components[name] = supervisor.released(process)
         stack = Stack(dict(components), ports, secret.password, secret.mlflow)
         # After each start, so that a killed start can be cleaned up.
-        write_private(_state_file(deployment), json.dumps(asdict(stack)))
+        airflow_configuration.write_private(_state_file(deployment), json.dumps(asdict(stack)))
     log(f"Starting {', '.join(names)} …")
     try:
         _wait_until_up(deployment, stack, began)
@@ -224,9 +213,11 @@ def connected(deployment: Deployment) -> AirflowApi | None:
 
 def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[str]:
     if name == "mlflow":
-        return mlflow_command(ports["mlflow"])
+        return airflow_configuration.mlflow_command(ports["mlflow"])
     if name == FORK_SERVER:
-        return fork_server.command(deployment.task_python, fork_server_socket(deployment))
+        return fork_server.command(
+            deployment.task_python, airflow_configuration.fork_server_socket(deployment)
+        )
     if name in {"scheduler", "triggerer"}:
         # Their log servers would listen on every interface; the logs are read from the disk here.
         return [*_AIRFLOW, name, "--skip-serve-logs"]
@@ -237,7 +228,7 @@ def _migrate(deployment: Deployment, variables: dict[str, str], log: Callable[[s
     """Bring Airflow's database to this Airflow's schema, once for each version of its lock."""
     lock = (CHECKOUT / "requirements" / "orchestrator.txt").read_bytes()
     digest = hashlib.sha256(lock).hexdigest()
-    stamp = airflow_home(deployment) / "migrated"
+    stamp = airflow_configuration.airflow_home(deployment) / "migrated"
     if stamp.exists() and stamp.read_text() == digest:
         return
     log("Preparing Airflow's database …")
@@ -295,11 +286,11 @@ def _wait_until_up(deployment: Deployment, stack: Stack, began: datetime) -> Non
 
 def _is_bound(port: int) -> bool:
     with socket.socket() as client:
-        return client.connect_ex((HOST, port)) == 0
+        return client.connect_ex((airflow_configuration.HOST, port)) == 0
 
 
 def _state_file(deployment: Deployment) -> Path:
-    return airflow_home(deployment) / "stack.json"
+    return airflow_configuration.airflow_home(deployment) / "stack.json"
 
 
 def _read(deployment: Deployment) -> Stack | None:

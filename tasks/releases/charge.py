@@ -48,14 +48,7 @@ from dp_core.vocabulary import ngram_release as phrases
 from dp_core.vocabulary.partition_selection import PartitionSelection
 from dp_core.vocabulary.selection_calibration import selection_plan
 from tasks.context import StepContext
-from tasks.protocol.specs import (
-    Charged,
-    FinetuneSpec,
-    PhrasesSpec,
-    PretrainSpec,
-    SelectSpec,
-    VocabularySpec,
-)
+from tasks.protocol import specs
 from tasks.releases.deployment_ledger import confirm_releases, ledger_for
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.runtime.log import log
@@ -64,7 +57,7 @@ MOST_NOISE = 1000.0  # largest noise multiplier of a setting; above it nothing i
 _COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
 
 
-def planned_release(spec: Charged) -> Entry:
+def planned_release(spec: specs.Charged) -> Entry:
     """Return the ledger entry of the release that a step with this spec makes, as a plan.
 
     It follows from the spec alone, before any data is read. `charge` compares it with the input.
@@ -79,20 +72,20 @@ def planned_release(spec: Charged) -> Entry:
     return planned
 
 
-def _planned(spec: Charged) -> Entry:
+def _planned(spec: specs.Charged) -> Entry:
     match spec:
-        case VocabularySpec():
+        case specs.VocabularySpec():
             selection = vocabulary_plan(spec)
             event = under(selection.event(), NeighboringRelation(spec.relation), selection.delta)
             assert event is not None  # noqa: S101 - a selection is converted to every relation
             delta = event.stated_delta(selection.delta)
             return _entry(spec, spec.dataset, spec.config, event, delta)
-        case PhrasesSpec():
+        case specs.PhrasesSpec():
             rounds = phrase_plan(spec)
             return _entry(spec, spec.dataset, spec.config, rounds.event(), rounds.delta)
-        case PretrainSpec():
+        case specs.PretrainSpec():
             return _planned_training(spec)
-        case FinetuneSpec():
+        case specs.FinetuneSpec():
             made = training_plan(spec)
             return Entry(  # its examples are labelled sentences or texts, without a fixed length
                 spec.private_plan.dataset,
@@ -102,12 +95,12 @@ def _planned(spec: Charged) -> Entry:
                 spec.digest(),
                 declared_units=made.declared_units,
             )
-        case SelectSpec():
+        case specs.SelectSpec():
             return _planned_selection(spec)
     raise AssertionError(f"the step {spec.step} charges nothing")
 
 
-def _planned_training(spec: PretrainSpec) -> Entry:
+def _planned_training(spec: specs.PretrainSpec) -> Entry:
     charged = spec.charged_as
     made, plan = training_plan(charged), charged.private_plan
     event = made.event()
@@ -120,7 +113,7 @@ def _planned_training(spec: PretrainSpec) -> Entry:
     return _entry(charged, plan.dataset, plan, event, made.delta, made.declared_units)
 
 
-def _planned_selection(spec: SelectSpec) -> Entry:
+def _planned_selection(spec: specs.SelectSpec) -> Entry:
     points = [planned_release(candidate) for candidate in spec.candidates]
     alike = {
         (point.dataset, point.event.unit_in_words, point.declared_units, point.delta)
@@ -138,7 +131,7 @@ def _planned_selection(spec: SelectSpec) -> Entry:
 
 
 def _entry(
-    spec: Charged,
+    spec: specs.Charged,
     dataset: str,
     units: UnitConfig,
     event: MechanismEvent,
@@ -177,7 +170,7 @@ def refuse_large_deltas(planned: Iterable[Entry], inherited: Iterable[ReleaseRec
         refuse_large_delta((r.delta for r in own), units, f"δ of the data set {dataset}")
 
 
-def vocabulary_plan(spec: VocabularySpec) -> PartitionSelection:
+def vocabulary_plan(spec: specs.VocabularySpec) -> PartitionSelection:
     """Return the mechanism that releases a vocabulary's words, calibrated.
 
     Raises:
@@ -194,7 +187,7 @@ def vocabulary_plan(spec: VocabularySpec) -> PartitionSelection:
     )
 
 
-def phrase_plan(spec: PhrasesSpec) -> phrases.PhrasePlan:
+def phrase_plan(spec: specs.PhrasesSpec) -> phrases.PhrasePlan:
     """Return the mechanism of all rounds of a phrase release, calibrated together."""
     config = spec.config
     return phrases.calibrate(
@@ -208,7 +201,7 @@ def phrase_plan(spec: PhrasesSpec) -> phrases.PhrasePlan:
 
 
 def training_plan(
-    spec: PretrainSpec | FinetuneSpec, max_examples_per_unit: int | None = None
+    spec: specs.PretrainSpec | specs.FinetuneSpec, max_examples_per_unit: int | None = None
 ) -> ExecutionPlan:
     """Return the plan of a private training.
 
@@ -250,18 +243,18 @@ def training_plan(
     return with_bands(made, plan.noise_bands, workload)
 
 
-def _noise_multiplier(spec: PretrainSpec | FinetuneSpec) -> float:
+def _noise_multiplier(spec: specs.PretrainSpec | specs.FinetuneSpec) -> float:
     """Return σ of a private training: as its plan states it, or calibrated to its target."""
     sigma = spec.private_plan.noise_multiplier
     if sigma is not None:
         return sigma
-    target = spec.target if isinstance(spec, PretrainSpec) else None
-    if not isinstance(spec, PretrainSpec) or target is None:
+    target = spec.target if isinstance(spec, specs.PretrainSpec) else None
+    if not isinstance(spec, specs.PretrainSpec) or target is None:
         raise BadInput("neither σ nor a target", where="training spec")
     return calibrated_noise(spec, target.epsilon, tuple(map(planned_release, target.alongside)))
 
 
-def calibrated_noise(spec: PretrainSpec, epsilon: float, alongside: Iterable[Entry]) -> float:
+def calibrated_noise(spec: specs.PretrainSpec, epsilon: float, alongside: Iterable[Entry]) -> float:
     """Return the least σ at which a training and other releases together cost at most ε.
 
     ε is by PLD, at the sum of the releases' δ. If the plan chooses its bands, σ is first computed
@@ -286,7 +279,7 @@ def calibrated_noise(spec: PretrainSpec, epsilon: float, alongside: Iterable[Ent
 
 @functools.lru_cache(maxsize=64)
 def _calibrated(
-    spec: PretrainSpec, epsilon: float, others: tuple[MechanismEvent, ...], delta: float
+    spec: specs.PretrainSpec, epsilon: float, others: tuple[MechanismEvent, ...], delta: float
 ) -> float:
     def event_at(sigma: float, **changes: Any) -> MechanismEvent:
         plan = spec.private_plan.model_copy(update={"noise_multiplier": sigma, **changes})
@@ -349,7 +342,7 @@ class Charge:
         return _recorded(self.context, entry)
 
 
-def plans_of(charged: Iterable[Charged], run: str = "") -> dict[str, list[Entry]]:
+def plans_of(charged: Iterable[specs.Charged], run: str = "") -> dict[str, list[Entry]]:
     """Return the planned releases of a run, by data set; each data set has its own plan.
 
     Args:
@@ -369,7 +362,7 @@ def plans_of(charged: Iterable[Charged], run: str = "") -> dict[str, list[Entry]
     return plans
 
 
-def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None:
+def refuse_unfit_plans(context: StepContext, charged: Iterable[specs.Charged]) -> None:
     """Refuse a run whose releases do not fit, before it reads any data; nothing is registered.
 
     Raises:
@@ -379,7 +372,7 @@ def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None
         ledger_for(context, name, plan).refuse_unfit(plan, context.run.has_ended)
 
 
-def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Entry]:
+def register_plans(context: StepContext, charged: Iterable[specs.Charged]) -> list[Entry]:
     """Register every release of a run before the first one; if one does not fit, charge none.
 
     Args:

@@ -14,21 +14,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from dp_core.audit.exposure import ExposureRow
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.points import BASELINE_NAMES, Baseline
-from tasks.report.figures import (
-    COLOURS,
-    EPSILON_COLOUR,
-    FIGURES,
-    SCORE_COLOUR,
-    STYLES,
-    Drawing,
-    canvas,
-    embedded_rows,
-    exposure_drawing,
-    finish,
-    frame,
-    legend_below,
-    twin,
-)
+from tasks.report import figures
 from tasks.report.model import WORDS, Measure, ModelRow, measure_of, number_of
 from tasks.report.tables import significant
 
@@ -38,7 +24,7 @@ _FAR_APART = 20  # ratio of the largest to the smallest perplexity for a logarit
 _WITH_VOCABULARY_OF_SWEEP: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
 
 
-def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
+def sweep_exposure_figure(points: Sequence[ModelRow]) -> figures.Drawing | None:
     """Return exposure against occurrences, with one line per batch size and number of updates.
 
     Lines show the middle σ. A line over several seeds is the mean, and its bars span the intervals
@@ -62,12 +48,12 @@ def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
     batches = sorted({point.batch_size for point in private})
     lines: dict[str, list[ExposureRow]] = {}
     styles: dict[str, tuple[str, str, str]] = {}
-    colours = itertools.cycle(COLOURS[c] for c in ("sky", "blue", "green", "pink", "black"))
+    colours = itertools.cycle(figures.COLOURS[c] for c in ("sky", "blue", "green", "pink", "black"))
     colour_of = dict(zip(batches, colours, strict=False))
     for (baseline, batch, updates), point in sorted(trained.items()):
         size = f"bs={batch} step={updates}"
         if baseline:
-            name, colour, markers = f"{baseline} {size}", STYLES["nonprivate"][0], "^vXP*"
+            name, colour, markers = f"{baseline} {size}", figures.STYLES["nonprivate"][0], "^vXP*"
         else:
             name = f"{size} σ={significant(point.noise_multiplier)}"
             colour = colour_of[batch]
@@ -75,8 +61,8 @@ def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
         before = sum(style[0] == colour for style in styles.values())
         stroke = ("-", "--", ":", "-.")[before % 4]
         styles[name] = colour, markers[before % len(markers)], stroke
-        lines[name] = _over_seeds([embedded_rows(exposures) for exposures in point.audits])
-    return exposure_drawing("sweep-exposure", lines, styles)
+        lines[name] = _over_seeds([figures.embedded_rows(exposures) for exposures in point.audits])
+    return figures.exposure_drawing("sweep-exposure", lines, styles)
 
 
 def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
@@ -108,7 +94,7 @@ def _coordinates(point: ModelRow) -> Coordinates:
     return tuple({**settings, **point.finetuning}.values())
 
 
-def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
+def sweep_figure(points: Sequence[ModelRow]) -> figures.Drawing | None:
     """Return ε and scores against each setting that varies, or None without points.
 
     Strong lines go through the middle point, and the other lines are pale. Perplexity is by token,
@@ -125,35 +111,35 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
     on_the_way = any(point.training_epochs for point in points)
     shown = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1] or [0]
     scored = any(number_of(measure.of(point)) is not None for point in points)
-    figure, panels = canvas(len(shown), 3, 4.1)
+    figure, panels = figures.canvas(len(shown), 3, 4.1)
     # Readers compare panels, so all panels have the same scales.
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
     for axes, index in zip(panels, shown, strict=True):
-        right = twin(axes)
+        right = figures.twin(axes)
         _lines(axes, right, index, grid, middle, measure)
         for row, dashes in zip(baselines, itertools.cycle(_DASHES), strict=False):
             # A level line, since the score of a baseline does not depend on the axis.
             level = number_of(measure.of(row))
             assert level is not None  # noqa: S101 - narrows the type
-            colour, _ = STYLES[row.kind]
+            colour, _ = figures.STYLES[row.kind]
             right.axhline(level, color=colour, linestyle=dashes, linewidth=1.5, label=row.name)
         held = [_TITLES[i][1].format(significant(middle[i])) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_TITLES[index][0])
         axes.set_ylim(0, top_epsilon * 1.1)
-        right.tick_params(axis="y", colors=SCORE_COLOUR)
+        right.tick_params(axis="y", colors=figures.SCORE_COLOUR)
         _score_limits(right, [*grid.values(), *baselines], measure)
         if index == shown[0]:
             axes.set_ylabel("ε in total")
         if index == shown[-1] and scored:
-            right.set_ylabel(measure.axis, color=SCORE_COLOUR)
-    legend_below(figure, most=3)
-    words = FIGURES["sweep"]
+            right.set_ylabel(measure.axis, color=figures.SCORE_COLOUR)
+    figures.legend_below(figure, most=3)
+    words = figures.FIGURES["sweep"]
     scores = words["scores"].format(
         axis=f"{measure.axis[:1].lower()}{measure.axis[1:]}",
         over="seeds" if measure.by_token else "documents and seeds",
     )
-    return finish(
+    return figures.finish(
         figure,
         "sweep",
         scores=scores if scored else "",
@@ -197,7 +183,7 @@ def _lines(
         line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
         epsilons = {c[index]: v for c in line if (v := _epsilon(grid[c])) is not None}
         epsilon_line = list(epsilons), list(epsilons.values())
-        axes.plot(*epsilon_line, "o-", color=EPSILON_COLOUR, alpha=strength, label=names[0])
+        axes.plot(*epsilon_line, "o-", color=figures.EPSILON_COLOUR, alpha=strength, label=names[0])
         scores = [
             (c[index], v, *_interval(grid[c], v))
             for c in line
@@ -205,13 +191,13 @@ def _lines(
         ]
         x, y, low, high = zip(*scores, strict=True) if scores else ((), (), (), ())
         if others == middle_others:
-            right.fill_between(x, low, high, color=SCORE_COLOUR, alpha=0.12, linewidth=0)
+            right.fill_between(x, low, high, color=figures.SCORE_COLOUR, alpha=0.12, linewidth=0)
         right.errorbar(
             x,
             y,
             yerr=np.abs(np.subtract([low, high], y)) if (low, high) != (y, y) else None,
             fmt="s--",
-            color=SCORE_COLOUR,
+            color=figures.SCORE_COLOUR,
             alpha=strength,
             capsize=3,
             elinewidth=1.2,
@@ -248,7 +234,7 @@ def _score_limits(right: Axes, points: Sequence[ModelRow], measure: Measure) -> 
     ends = [end for p, score in scores for end in _interval(p, score)]
     if ends:
         far = min(ends) > 0 and max(ends) > _FAR_APART * min(ends)
-        frame(right, ends, "share" if measure.is_share else "log" if far else "zero")
+        figures.frame(right, ends, "share" if measure.is_share else "log" if far else "zero")
     else:
         right.set_yticks([])
         right.spines["right"].set_visible(False)

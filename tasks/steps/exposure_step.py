@@ -52,6 +52,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
         raise BadInput("these canaries are not those planted in it", where="private_store_uri")
     tokenizer, model = tokenizer_files.load(model_input.folder), load_model(model_input.folder)
     pool, causal = candidates(tokenizer), isinstance(model.config, CausalConfig)
+    train = TokenStore.open(store.folder / TRAIN)
     rows_attacked = causal and spec.extraction.extraction_rows > 0
     label = Label.OPERATOR if operator_only(context.releases) else Label.DP
     context.measure_cost(context.releases)
@@ -61,8 +62,8 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
         canaries=read_canaries(planted.folder),
         special=SpecialIds.of(tokenizer),
         candidates=pool,
-        sequence_length=model.config.max_positions,
-        train=TokenStore.open(store.folder / TRAIN),
+        sequence_length=train.sequence_length,
+        train=train,
         held_out=held_out(store),
         declared_units=fact(store, "declared_units"),
         extraction=spec.extraction,

@@ -19,14 +19,7 @@ from tasks.protocol.job import is_of_job, names_of
 from tasks.protocol.points import DP_MODEL
 from tasks.protocol.specs import ReportSpec
 from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
-from tasks.report.job_results import (
-    Results,
-    audit_time,
-    finetuned_by_setting,
-    job_report,
-    released_by,
-    sweep_report,
-)
+from tasks.report import job_results
 from tasks.report.model import Edition, Fact, ModelRow, Report, edition_of, number_of
 from tasks.report.models_table import model_runs, results_table
 from tasks.report.page import report_page
@@ -62,11 +55,11 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     judged = _judged(spec, context, models)
     if spec.is_sweep:
         context.measure("points", Public(len(points)), len(points))
-        report = sweep_report(spec, context, points, missing)
+        report = job_results.sweep_report(spec, context, points, missing)
     else:
         report = _job(spec, context, points, missing, judged)
     # The total cost of releasing all models. A later attempt with more models overrides it.
-    context.measure_cost(released_by(spec, points))
+    context.measure_cost(job_results.released_by(spec, points))
     artifacts: dict[str, Label] = {}
     for name, edition in EDITIONS.items():
         report_page(report, edition).write(context.out / name)
@@ -76,7 +69,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     (context.out / MODEL_RUNS).write_text(json.dumps(model_runs(spec, report, points, judged)))
     facts = {
         JUDGED: judged,
-        FINETUNED: finetuned_by_setting(spec, list(points)),
+        FINETUNED: job_results.finetuned_by_setting(spec, list(points)),
         "created": report.created,
         "models": {name: spec.results[name] for name in models},
         "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
@@ -89,7 +82,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
 def _job(
     spec: ReportSpec,
     context: StepContext,
-    points: Mapping[str, Results],
+    points: Mapping[str, job_results.Results],
     missing: list[str],
     judged: list[dict[str, Any]],
 ) -> Report:
@@ -97,10 +90,10 @@ def _job(
 
     Each model also has its own run in MLflow, with the metrics of its steps.
     """
-    report = job_report(spec, context, points, missing)
+    report = job_results.job_report(spec, context, points, missing)
     verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
     against = " ".join(one["sentence"] for one in judged if one["verdict"] == "contradicted")
-    if (share := audit_time(points.values())) is not None:
+    if (share := job_results.audit_time(points.values())) is not None:
         context.measure("audit_time_over_training", share)
     for name, value in _headlines(next(row for row in report.models if row.name == DP_MODEL.name)):
         context.measure(name, value)
@@ -113,7 +106,7 @@ def _steps_of(spec: ReportSpec, name: str) -> dict[str, str]:
     return {task: step for task, step in names.items() if step in spec.results}
 
 
-def _opened(spec: ReportSpec, context: StepContext, name: str) -> Results:
+def _opened(spec: ReportSpec, context: StepContext, name: str) -> job_results.Results:
     """Return a model's results; releases without privacy in a baseline are not counted.
 
     The report publishes nothing that was computed without privacy.
@@ -126,7 +119,9 @@ def _opened(spec: ReportSpec, context: StepContext, name: str) -> Results:
     return opened
 
 
-def _judged(spec: ReportSpec, context: StepContext, models: Results) -> list[dict[str, Any]]:
+def _judged(
+    spec: ReportSpec, context: StepContext, models: job_results.Results
+) -> list[dict[str, Any]]:
     """Judge the models; the rule promotes only those that have all settings of their job.
 
     An audit does not choose between the points of a sweep, and further trainings are only compared.

@@ -20,35 +20,7 @@ from tasks.results import MODEL_RUNS, STATEMENT_WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage.store import Store
-from tasks.tracking.event_log import (
-    VERDICT,
-    AttemptEnded,
-    Begun,
-    ChargedDataset,
-    Event,
-    EventLog,
-    Identity,
-    LoggedArtifact,
-    LoggedModel,
-    Metric,
-    ModelShown,
-    Param,
-    Status,
-    Tag,
-    Target,
-    metric,
-    rounded,
-)
-from tasks.tracking.mlflow import (
-    AGAINST,
-    ALIAS,
-    PUBLIC,
-    TRAINING_VIEW,
-    Delivery,
-    TrackingDown,
-    send_all,
-    shown_key,
-)
+from tasks.tracking import event_log, mlflow
 
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
@@ -66,10 +38,10 @@ class Tracker:
         identity: of the step in its run.
     """
 
-    def __init__(self, deployment: Deployment, identity: Identity) -> None:
+    def __init__(self, deployment: Deployment, identity: event_log.Identity) -> None:
         self._identity, self._deployment = identity, deployment
-        self.events = EventLog.of(deployment.events, identity)
-        self._delivery = Delivery(deployment)
+        self.events = event_log.EventLog.of(deployment.events, identity)
+        self._delivery = mlflow.Delivery(deployment)
         self._next, self._down = 0.0, False
 
     def begin(self, *, follows_run: bool = False) -> None:
@@ -80,7 +52,7 @@ class Tracker:
                 because no later step would end it again.
         """
         self.events.take_over(self._deployment.events)
-        self._add(*([] if follows_run else [Begun(target="parent")]), Begun())
+        self._add(*([] if follows_run else [event_log.Begun(target="parent")]), event_log.Begun())
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number; the type of its label decides which experiment shows it.
@@ -88,11 +60,11 @@ class Tracker:
         Raises:
             TypeError: the number has no label.
         """
-        self._add(metric(name, value, step))
+        self._add(event_log.metric(name, value, step))
 
     def tag(self, name: str, value: str) -> None:
         """Record a short public text about the step's output."""
-        self._add(Tag(name=name, value=value))
+        self._add(event_log.Tag(name=name, value=value))
 
     def record(
         self, spec: StepSpec, store: Store, result: StepResult, *, done_before: bool
@@ -106,7 +78,7 @@ class Tracker:
             done_before: this run measured nothing, so its numbers come from the earlier result.
         """
         model = bool(self._identity.model)
-        events: list[Event] = []
+        events: list[event_log.Event] = []
         settings = spec.model_dump(
             mode="json", exclude={"settings", "results", "points", "charged"}
         )
@@ -115,29 +87,33 @@ class Tracker:
         if model:
             events += self._params(spec.coordinates, "model")
         if done_before:
-            self.events.append(Begun())  # so that no other process removes the log before its end
-            events += [Metric(**dict(number)) for number in result.metrics]
-        above: Target | None = "parent" if spec.ends_run else "model" if model else None
+            # So that no other process removes the log before its end.
+            self.events.append(event_log.Begun())
+            events += [event_log.Metric(**dict(number)) for number in result.metrics]
+        above: event_log.Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
             last = {
                 n.name: n for n in result.metrics if spec.ends_run or _OF_MODEL.fullmatch(n.name)
             }
-            events += [Metric(**dict(rounded(n)), target=above) for n in last.values()]
+            events += [
+                event_log.Metric(**dict(event_log.rounded(n)), target=above) for n in last.values()
+            ]
         if spec.step == "report":  # the folder of the operator's edition also has private numbers
             for row in json.loads((store.local_copy(spec.output) / MODEL_RUNS).read_text()):
                 events += self.shown(row)
         events += [
-            ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
+            event_log.ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
         ]
         if result.facts["artifacts"]:
             folder = store.local_copy(spec.output)
             # The last step also shows its files on the job's page.
-            targets: list[Target] = ["step", "parent"] if spec.ends_run else ["step"]
+            targets: list[event_log.Target] = ["step", "parent"] if spec.ends_run else ["step"]
             for file, label in result.facts["artifacts"].items():
                 kept, under = self.events.keep(folder / file), file.rpartition("/")[0]
                 events += [
-                    LoggedArtifact(target=t, file=kept, label=label, folder=under) for t in targets
+                    event_log.LoggedArtifact(target=t, file=kept, label=label, folder=under)
+                    for t in targets
                 ]
         if not self._identity.hides_count:  # the registry's versions carry public time stamps
             models = (judged for judged in result.facts.get("judged", ()) if judged["model"])
@@ -146,9 +122,9 @@ class Tracker:
 
     def end(
         self,
-        status: Status,
+        status: event_log.Status,
         *,
-        also: tuple[Target, ...] = (),
+        also: tuple[event_log.Target, ...] = (),
         closed: bool = True,
         refused: bool = False,
     ) -> None:
@@ -165,63 +141,67 @@ class Tracker:
         self._next = 0.0
         self.deliver()
         if not self._down:
-            send_all(self._deployment)
+            mlflow.send_all(self._deployment)
         self.leave(status, also=also, closed=closed, refused=refused)
         if not self._down:
             self._next = 0.0
         self.deliver()
         if self._down:
             return
-        with suppress(TrackingDown):
+        with suppress(mlflow.TrackingDown):
             if url := self._delivery.url(self._identity, "step"):
                 send(TrackedAt(url=url))  # Airflow shows it as a button
-                log(f"MLflow: {url}?{TRAINING_VIEW}")
+                log(f"MLflow: {url}?{mlflow.TRAINING_VIEW}")
 
-    def leave(self, status: Status, **ended: Any) -> None:
+    def leave(self, status: event_log.Status, **ended: Any) -> None:
         """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
-        self.events.append(AttemptEnded(status=status, **ended))
+        self.events.append(event_log.AttemptEnded(status=status, **ended))
 
     @property
     def shown_run(self) -> str:
         """The run's key as the public experiment shows it."""
-        return shown_key(self._identity, PUBLIC)
+        return mlflow.shown_key(self._identity, mlflow.PUBLIC)
 
-    def _params(self, values: dict[str, Any], target: Target = "step") -> list[Event]:
+    def _params(
+        self, values: dict[str, Any], target: event_log.Target = "step"
+    ) -> list[event_log.Event]:
         """Return settings, which are public, as events."""
         words = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in values.items()}
-        return [Param(target=target, name=name, value=value) for name, value in words.items()]
+        return [
+            event_log.Param(target=target, name=name, value=value) for name, value in words.items()
+        ]
 
-    def shown(self, shown: dict[str, Any]) -> Iterator[Event]:
+    def shown(self, shown: dict[str, Any]) -> Iterator[event_log.Event]:
         """Yield the row of a model in MLflow's list (`tasks/report/models_table.py`)."""
         of_model: dict[str, Any] = {"target": "model", "model": shown["model"]}
         for number in shown["numbers"]:
-            yield Metric(**{**number, **of_model})
-        yield Tag(name=VERDICT, value=shown["verdict"], **of_model)
-        yield ModelShown(
+            yield event_log.Metric(**{**number, **of_model})
+        yield event_log.Tag(name=event_log.VERDICT, value=shown["verdict"], **of_model)
+        yield event_log.ModelShown(
             name=shown["name"],
             description=shown["description"],
             replicates=shown["replicates"],
             holds_job=shown["holds_job"],
-            status="FAILED" if shown["verdict"] in AGAINST else "FINISHED",
+            status="FAILED" if shown["verdict"] in mlflow.AGAINST else "FINISHED",
             **of_model,
         )
 
-    def _model(self, judged: dict[str, Any], store: Store) -> LoggedModel:
+    def _model(self, judged: dict[str, Any], store: Store) -> event_log.LoggedModel:
         """Return the registration of a model with its verdict (`tasks/evidence/audits.py`)."""
         folder = store.local_copy(judged["uri"])
         # Not every file: in a local store the folder also holds the operator's numbers.
         files = [folder / name for name in of_last_model(store.digests(judged["uri"]))]
         (statement,) = (file.read_text() for file in files if file.name == STATEMENT_WORDS)
-        return LoggedModel(
+        return event_log.LoggedModel(
             name=judged["model"],
             files=[self.events.keep(file) for file in files],
             folder=f"model/{judged['tags']['confide.spec_hash'][:16]}",
             description=f"{judged['sentence']}\n\n{statement}"[:4000],
             tags=judged["tags"],
-            alias=ALIAS if judged["promoted"] else "",
+            alias=mlflow.ALIAS if judged["promoted"] else "",
         )
 
-    def _add(self, *events: Event) -> None:
+    def _add(self, *events: event_log.Event) -> None:
         self.events.append(*events)
         self.deliver()
 
@@ -232,7 +212,7 @@ class Tracker:
         try:
             self._delivery.deliver(self.events)
             self._next, self._down = time.monotonic() + EVERY, False
-        except TrackingDown as error:
+        except mlflow.TrackingDown as error:
             log(f"tracking is down ({error}): kept on disk, sent later", "warning")
             self._next, self._down = time.monotonic() + PATIENCE, True
 

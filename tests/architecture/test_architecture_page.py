@@ -35,15 +35,7 @@ def test_table_lists_every_package():
     assert [room for room in sorted(packages) if f"`{room.partition('.')[2]}`" not in table] == []
 
 
-@pytest.mark.parametrize(
-    ("question", "most"),
-    [
-        ("How is a private update made, from settings to weights?", 10),
-        ("How is ε computed and booked?", 10),
-        ("How does a number travel from a task to MLflow?", 10),
-        ("How does a sweep of two points run?", 12),
-    ],
-)
+@pytest.mark.cases
 def test_files_that_answer_a_question_exist_and_are_few(question, most):
     answer = architecture.PAGE.read_text().partition(f"### {question}\n")[2].partition("\n#")[0]
     files = re.findall(r"^\d+\. `([\w/.]+)`", answer, re.M)

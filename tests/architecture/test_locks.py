@@ -69,18 +69,7 @@ def test_no_installed_package_is_licensed_under_gpl_only():
     assert binding_licences(*CHECKOUT.glob(".venv/*/lib/python3.*/site-packages")) == []
 
 
-@pytest.mark.parametrize(
-    ("licence", "binds"),
-    [
-        ("License: GPL-3.0-only", True),
-        ("License-Expression: AGPL-3.0-or-later", True),
-        ("Classifier: License :: OSI Approved :: GNU General Public License v3 (GPLv3)", True),
-        ("License: LGPL with exceptions", False),
-        ("Classifier: License :: OSI Approved :: GNU Lesser General Public License v3", False),
-        ("License: Artistic License\nClassifier: License :: OSI Approved :: GPL", False),
-        ("License: MIT", False),
-    ],
-)
+@pytest.mark.cases
 def test_package_licensed_under_gpl_only_is_reported(tmp_path, licence, binds):
     about = tmp_path / "x-1.dist-info"
     about.mkdir()

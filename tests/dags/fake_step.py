@@ -12,14 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 sys.path.insert(0, str(Path.cwd()))
-from tasks.protocol.messages import (
-    Failed,
-    Message,
-    MetricRecord,
-    StepProgress,
-    StepResult,
-    TrackedAt,
-)
+from tasks.protocol import messages
 from tasks.protocol.specs import spec_from_json
 
 
@@ -37,15 +30,15 @@ print(f"{task}: working", file=sys.stderr)
 channel = Path(os.environ["CONFIDE_MESSAGES"])
 
 
-def send(message: Message) -> None:
+def send(message: messages.Message) -> None:
     with channel.open("a") as file:
         print(message.model_dump_json(), file=file)
 
 
-send(TrackedAt(url=f"http://127.0.0.1:5000/#/experiments/1/runs/{task}"))
+send(messages.TrackedAt(url=f"http://127.0.0.1:5000/#/experiments/1/runs/{task}"))
 Path(f"{channel}.env").write_text(json.dumps(dict(os.environ)))
 for done in range(1, 3):
-    send(StepProgress(done=done, total=2, note="pretending"))
+    send(messages.StepProgress(done=done, total=2, note="pretending"))
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")) / 2)
 
 order = Path(os.environ["CONFIDE_HOME"]) / "fail"  # for a running stack, whose variables are fixed
@@ -55,20 +48,20 @@ if os.environ.get("FAKE_POINT_FAILS") == f"{task} · {context['point']}":
     fails[task] = "2"
 code = fails.get(task) or fails.get(f"{task}@{context['point'].split(' ')[0].removeprefix('σ=')}")
 if code:
-    send(Failed(exit_code=int(code), reason=f"made to fail with {code}"))
+    send(messages.Failed(exit_code=int(code), reason=f"made to fail with {code}"))
     sys.exit(int(code))
 
 address = os.environ.get("CONFIDE_STORE") or f"{os.environ['CONFIDE_HOME']}/store"
 store = Path(unquote(urlparse(address).path))
 output = store / spec.output.removeprefix("store://")
 output.mkdir(parents=True, exist_ok=True)
-result = StepResult(
+result = messages.StepResult(
     step=spec.step,
     spec_hash=spec.digest(),
     outputs={},
     metrics=[
-        MetricRecord(name="epsilon", value=1.5, label="dp"),
-        MetricRecord(name="loss", value=9.0, label="operator"),
+        messages.MetricRecord(name="epsilon", value=1.5, label="dp"),
+        messages.MetricRecord(name="loss", value=9.0, label="operator"),
     ],
 )
 (output / "result.json").write_text(result.model_dump_json())

@@ -86,7 +86,7 @@ def answer_when_asked(dag_id, option, told):
 SMALL = """
 from airflow.sdk import DAG, task
 
-from dags.launcher import approval
+from dags.launcher.outcome import approval
 
 with DAG("asks", schedule=None):
 

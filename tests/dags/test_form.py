@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
-from dags.launcher import form, form_defaults, schedule, settings_from, settings_to_start
+from dags.launcher.form import form, form_defaults, schedule, settings_from, settings_to_start
 from dp_core.errors import BadInput
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.sweep import SweepSettings
@@ -45,18 +45,7 @@ def section_of(params):
     return lambda name: params[name].schema["section"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("noise_multiplier", 0),
-        ("noise_multiplier", 1001),
-        ("hidden", 100),
-        ("unit", "hospital"),
-        ("device", "mock-tpu:0"),
-        ("batch_size", "many"),
-        ("canary_patterns", "HH"),
-    ],
-)
+@pytest.mark.cases
 def test_server_refuses_values_out_of_range(name, value):
     param = form(JobSettings)[name]
     with pytest.raises(ParamValidationError):
@@ -92,14 +81,7 @@ def test_unknown_and_inconsistent_settings_are_refused_in_one_line(given, reason
 
 
 @pytest.mark.parametrize("model", [JobSettings, SweepSettings])
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("/nonexist/a", "no such file or folder: /nonexist/a"),
-        ("notes", "a path must be absolute: notes"),
-        ("~nosuch/x", "a path must be absolute: ~nosuch/x"),
-    ],
-)
+@pytest.mark.cases
 def test_a_file_that_is_not_there_is_refused_before_anything_is_registered(
     monkeypatch, model, path, words
 ):
@@ -156,14 +138,7 @@ def test_schedule_and_defaults_come_from_variables(monkeypatch, tmp_path):
     assert form_defaults("TRAIN") == {"layers": 3}
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('{"layer": 3}', "layer: unknown setting"),
-        ('{"sweep_epochs": "0"}', "epochs"),
-        ("{", "not JSON"),
-    ],
-)
+@pytest.mark.cases
 def test_invalid_defaults_are_one_line_of_import_error(monkeypatch, tmp_path, content, words):
     file = tmp_path / "sweep.json"
     file.write_text(content)

@@ -40,20 +40,7 @@ def test_an_event_starts_the_data_set_s_job_with_its_version(module):
     }
 
 
-@pytest.mark.parametrize(
-    ("corpus", "extra", "words"),
-    [
-        ("ward-notes", {}, "the event needs"),
-        ("ward-notes", {"data_version": ""}, "the event needs"),
-        ("ward-notes", {"data_version": "1; rm -rf /"}, "data_version"),
-        ("ward-notes", {"data_version": "{{ conn.secret }}"}, "data_version"),
-        ("ward-notes", {"data_version": "../../etc"}, "data_version"),
-        ("ward-notes", {"data_version": "1\n2"}, "data_version"),
-        ("ward-notes", {"data_version": ["1"]}, "data_version"),
-        ("ward-notes", {"data_version": "2", "noise_multiplier": 0.01}, "1 keys besides"),
-        ("others", {"data_version": "2"}, "CONFIDE_CORPORA"),
-    ],
-)
+@pytest.mark.cases
 def test_an_event_is_data_and_changes_nothing_but_the_version(module, corpus, extra, words):
     with pytest.raises(AirflowFailException, match=words) as refused:
         module.run_of({"corpus": corpus, "extra": extra})

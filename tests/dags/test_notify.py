@@ -58,16 +58,7 @@ def test_no_notification_is_sent_without_addresses(monkeypatch):
     notify(context(failure(3, "over")))
 
 
-@pytest.mark.parametrize(
-    ("code", "head", "told"),
-    [
-        (4, "An audit contradicts a privacy claim", True),
-        (3, "Privacy budget refused", True),
-        (2, "A job failed", False),
-        (1, "A job failed", False),
-        (-9, "A job failed", False),
-    ],
-)
+@pytest.mark.cases
 def test_notification_contains_the_reason_if_it_is_public(code, head, told):
     subject, text = message(context(failure(code, f"because of {PRIVATE}")))
     assert subject == f"Confide: {head}: dp_bert · report"

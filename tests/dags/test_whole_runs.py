@@ -201,14 +201,7 @@ def started_by(done):
 
 
 # Must follow the other sweeps: in one process, Airflow expands no points after a grid has failed.
-@pytest.mark.parametrize(
-    ("dag", "first", "conf"),
-    [
-        ("dp_bert", "settings", {"noise_multiplyer": 1.0}),
-        ("dp_bert", "settings", {"public_model": "/nonexist/a"}),
-        ("dp_sweep", "settings", {"public_model": "/nonexist/a"}),
-    ],
-)
+@pytest.mark.cases
 def test_wrong_settings_are_refused_before_the_budget_is_checked(run, dag, first, conf):
     done, tasks = run(dag, conf)
     assert done.state == DagRunState.FAILED

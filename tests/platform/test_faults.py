@@ -14,19 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
+import running_stack
 from child_processes import wait_for
-from running_stack import (
-    DISTURBED,
-    ENDED,
-    LONGEST,
-    TINY,
-    Stack,
-    on_the_stack,
-    step_containers,
-    tracked_name,
-)
 
-pytestmark = on_the_stack("faults are NOT tried", required="faults")
+pytestmark = running_stack.on_the_stack("faults are NOT tried", required="faults")
 STEP = "the step itself"
 # Each component is killed while the container of this task runs.
 FAULTS = {
@@ -68,7 +59,7 @@ def is_working(container: str, victim: str) -> bool:
     return answer.returncode == 0 and (victim != STEP or bool(TRAINS.search(log)))
 
 
-def strike(stack: Stack, victim: str, container: str) -> Strike:
+def strike(stack: running_stack.Stack, victim: str, container: str) -> Strike:
     moment = datetime.now(UTC)
     if victim == STEP:
         docker("kill", "--signal=KILL", container)
@@ -88,9 +79,9 @@ def ended_within(container: str, seconds: float) -> None:
     wait_for(lambda: docker(*running) != "true", seconds, what=what, pause=0.5)
 
 
-def is_over(stack: Stack, run: str) -> bool:
+def is_over(stack: running_stack.Stack, run: str) -> bool:
     with suppress(OSError):  # Airflow's database was killed a moment ago
-        return stack.state("dp_bert", run) in ENDED
+        return stack.state("dp_bert", run) in running_stack.ENDED
     return False
 
 
@@ -106,21 +97,23 @@ def strikes() -> dict[str, Strike]:
 
 
 @pytest.fixture(scope="module")
-def run(stack: Stack, strikes: dict[str, Strike]) -> str:
+def run(stack: running_stack.Stack, strikes: dict[str, Strike]) -> str:
     """Return a successful run during which every component was killed once."""
-    DISTURBED.unlink(missing_ok=True)
-    run = stack.trigger("dp_bert", TINY)
-    until = time.monotonic() + 2 * LONGEST
+    running_stack.DISTURBED.unlink(missing_ok=True)
+    run = stack.trigger("dp_bert", running_stack.TINY)
+    until = time.monotonic() + 2 * running_stack.LONGEST
     while len(strikes) < len(FAULTS) and time.monotonic() < until:
         for task in FAULTS.keys() - strikes.keys():
-            for container in step_containers(run, label(task)):
+            for container in running_stack.step_containers(run, label(task)):
                 if is_working(container, FAULTS[task]):
                     strikes[task] = strike(stack, FAULTS[task], container)
-        if not step_containers(run) and is_over(stack, run):  # no further container will start
+        if not running_stack.step_containers(run) and is_over(
+            stack, run
+        ):  # no further container will start
             break
         time.sleep(0.2)
     assert strikes.keys() == FAULTS.keys(), f"never at work: {FAULTS.keys() - strikes.keys()}"
-    assert stack.wait("dp_bert", run, 2 * LONGEST) == "success"
+    assert stack.wait("dp_bert", run, 2 * running_stack.LONGEST) == "success"
     return run
 
 
@@ -155,7 +148,7 @@ def test_each_release_was_charged_once(stack, run):
 def test_no_metric_was_lost_or_duplicated(stack, run):
     runs = stack.tracked(run)
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
-    names = Counter(map(tracked_name, runs))
+    names = Counter(map(running_stack.tracked_name, runs))
     assert max(names.values()) == 1, names
     arrived = stack.points(runs)
     results = stack.left("result.json", stack.outputs("dp_bert", run))
@@ -169,7 +162,7 @@ def test_no_metric_was_lost_or_duplicated(stack, run):
 
 
 def test_no_container_was_left_running(run):
-    assert step_containers(run) == []
+    assert running_stack.step_containers(run) == []
 
 
 def test_results_are_recorded_and_deleted(stack, run):
@@ -178,7 +171,7 @@ def test_results_are_recorded_and_deleted(stack, run):
         "checksums": stack.left("checksums.json", stack.outputs("dp_bert", run)),
         "paid": stack.ledger("select * from entries order by 1"),
     }
-    DISTURBED.parent.mkdir(exist_ok=True)
-    DISTURBED.write_text(json.dumps(left))
+    running_stack.DISTURBED.parent.mkdir(exist_ok=True)
+    running_stack.DISTURBED.write_text(json.dumps(left))
     assert left["checksums"].keys() >= FAULTS.keys()
     stack.empty_store()

@@ -174,15 +174,7 @@ def test_scan_finds_a_planted_secret(tmp_path):
     assert output.split() == ["/srv/planted/settings.py"]
 
 
-@pytest.mark.parametrize(
-    ("name", "without"),
-    [
-        ("task", ["airflow", "kubernetes", "docker_provider"]),
-        ("airflow", ["tensorflow", "mlflow", "dp_core.privacy", "tokenizers"]),
-        ("mlflow", ["tensorflow", "airflow", "dp_core", "tasks"]),
-        ("storage-emulator", ["tensorflow", "airflow", "mlflow", "dp_core"]),
-    ],
-)
+@pytest.mark.cases
 def test_image_contains_no_package_of_other_environments(name, without):
     program = f"""
 from importlib.util import find_spec
@@ -194,15 +186,7 @@ print([name for name in {without} if there(name)])
     assert python(f"confide-{name}:{TAG}", program).strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [
-        ("task", "tensorflow"),
-        ("task", "tasks.execution.contract"),
-        ("airflow", "airflow"),
-        ("mlflow", "mlflow"),
-    ],
-)
+@pytest.mark.cases
 def test_bytecode_is_compiled(name, module):
     program = f"import importlib.util as u; print(u.find_spec({module!r}).cached)"
     cached = python(f"confide-{name}:{TAG}", program).strip()

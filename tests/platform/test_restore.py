@@ -71,16 +71,7 @@ def restored(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         shell("docker compose down --volumes --timeout 5", folder, RESTORED)
 
 
-@pytest.mark.parametrize(
-    ("database", "query"),
-    [
-        ("ledger", "select * from entries order by 1"),
-        ("ledger", "select * from ledger_schema"),
-        ("mlflow", "select run_uuid, name, status from runs order by 1"),
-        ("mlflow", "select count(*), min(value), max(timestamp) from metrics"),
-        ("mlflow_auth", "select username, password_hash from users order by 1"),
-    ],
-)
+@pytest.mark.cases
 def test_restored_databases_are_identical(restored, database, query):
     assert rows(query, database, restored, RESTORED) == rows(query, database, restored, PROJECT)
 

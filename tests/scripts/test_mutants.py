@@ -72,16 +72,7 @@ def test_example_of_contributing_page_is_a_planted_bug():
     assert vars(named[example["name"]]).items() >= written.items()
 
 
-@pytest.mark.parametrize(
-    ("planted", "test", "code", "word"),
-    [
-        ("3 * x", "test_it_doubles", 0, "triples caught"),
-        ("3 * x", "test_nothing", 1, "SURVIVED"),
-        ("3 * x", "test_skipped", 1, "EVERY TEST WAS SKIPPED"),
-        ("2 * y", "test_it_doubles", 1, "THE PLANTED TEXT IS BROKEN: NAMEERROR"),
-        ("3 * x", "test_that_is_not_there", 1, "COULD NOT RUN THE TESTS"),
-    ],
-)
+@pytest.mark.cases
 def test_bug_that_no_test_detects_fails_the_run(project, capsys, planted, test, code, word):
     plant(project, "triples", planted, test)
     assert mutants.main(["--workers", "1"]) == code

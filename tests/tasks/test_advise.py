@@ -8,16 +8,8 @@ from release_examples import bench_of
 from spec_examples import run
 
 from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy import advice
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.advice import (
-    Expected,
-    batches_to_try,
-    measured_curves,
-    phrase_noise,
-    rough_noise,
-    rows_to_try,
-    zipf_coverage,
-)  # fmt: skip
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
 from tasks.protocol.job import budget_of_run, job_steps
@@ -63,14 +55,16 @@ def test_advised_batch_and_rows_minimise_the_noise_to_signal_ratio(advice_on_sma
     training = RunReleases.of(advice_on_small.settings).training
     epsilon = epsilon_pld(training.event(), training.delta)
     figures = {}
-    for rows, maskings in rows_to_try(SMALL.max_examples_per_unit):
+    for rows, maskings in advice.rows_to_try(SMALL.max_examples_per_unit):
         epochs = 6 * SMALL.examples_per_step / (rows * maskings)
-        for batch in batches_to_try(400, epochs * 400):
+        for batch in advice.batches_to_try(400, epochs * 400):
             alternative = changed(
                 advice_on_small.settings, epochs=epochs, batch_size=batch,
                 examples_per_step=rows, maskings_per_example=maskings,
             )  # fmt: skip
-            sigma = rough_noise(RunReleases.of(alternative).training_event, epsilon, training.delta)
+            sigma = advice.rough_noise(
+                RunReleases.of(alternative).training_event, epsilon, training.delta
+            )
             figures[rows, maskings, batch] = RunReleases.of(
                 changed(alternative, noise_multiplier=sigma)
             ).noise_to_signal
@@ -103,8 +97,10 @@ def test_no_other_split_of_the_budget_is_better(advice_on_small):
         settings = changed(SMALL, vocabulary_epsilon=round(share * BUDGET.epsilon, 3))
         spending = RunReleases.of(calibrated(settings, BUDGET))
         (vocabulary,) = (release.event for release in spending.alongside)
-        kept = measured_curves("gradients")[0].expected(spending.noise_to_signal).share
-        worth[settings.vocabulary_epsilon] = kept * zipf_coverage(vocabulary.units_to_pass, 400, 16)
+        kept = advice.measured_curves("gradients")[0].expected(spending.noise_to_signal).share
+        worth[settings.vocabulary_epsilon] = kept * advice.zipf_coverage(
+            vocabulary.units_to_pass, 400, 16
+        )
     assert worth[advice_on_small.settings.vocabulary_epsilon] >= 0.99 * max(worth.values())
 
 
@@ -126,11 +122,11 @@ def test_outlook_of_phrases_follows_their_noise_per_unit():
     given = changed(SMALL, phrases_epsilon=3.0, phrases_per_unit=50)
     by_name = {case.name: case for case in training_advice.outlook_of(given)}
     planned = by_name["as planned"]
-    noise = phrase_noise(RunReleases.of(given).phrases)
+    noise = advice.phrase_noise(RunReleases.of(given).phrases)
     assert planned.figure == pytest.approx(noise / 400)
     assert planned.figure == RunReleases.of(given).figure
     assert by_name["half the units"].figure == pytest.approx(noise / 200)
-    doubled = phrase_noise(RunReleases.of(changed(given, phrases_epsilon=6.0)).phrases)
+    doubled = advice.phrase_noise(RunReleases.of(changed(given, phrases_epsilon=6.0)).phrases)
     assert by_name["twice the ε of phrases"].figure == pytest.approx(doubled / 400)
     assert doubled < noise
     for quantity, expected in planned.expected.items():
@@ -225,18 +221,9 @@ def test_noise_above_the_maximum_of_the_setting_is_refused(monkeypatch):
         calibrated(SMALL, PrivacyBudget(0.5, 1e-5))
 
 
-@pytest.mark.parametrize(
-    ("share", "low", "wording"),
-    [
-        (0.2, 0.01, "should beat training on public text only, by 20% of the gain"),
-        (0.2, 0.0, "may beat"),
-        (0.05, -0.3, "may beat"),
-        (0.049, -0.3, "cannot be expected to beat"),
-        (0.049, 0.01, "cannot be expected to beat"),
-    ],
-)
+@pytest.mark.cases
 def test_verdict_depends_on_share_and_lower_bound(share, low, wording):
-    assert wording in training_advice.verdict({"F1": Expected(share, low, 0.6, True)})
+    assert wording in training_advice.verdict({"F1": advice.Expected(share, low, 0.6, True)})
 
 
 # --- register, advise, cost and run apply the same arithmetic

@@ -169,16 +169,7 @@ def test_search_refuses_scores_for_the_operator(ledger, deployment):
     assert trial.value is None
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"plan": {"noise_multiplier": 0.99}}, "less noise than what is charged"),
-        ({"updates": 201}, "more updates than what is charged"),
-        ({"plan": {"sampling": "truncated-poisson", "batch_cap": 90}}, "must be alike"),
-        ({"plan": {"noise_bands": 8}}, "must be alike"),
-        ({"batches": {"first_batch_size": 30}}, "must be alike"),
-    ],
-)
+@pytest.mark.cases
 def test_training_that_costs_more_than_its_charge_is_refused(change, reason):
     spec = asked_training(SETTINGS, SETTINGS.costliest, 0)
     assert spec.charged_as == spec

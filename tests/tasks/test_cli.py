@@ -43,14 +43,7 @@ def test_calibrated_noise_reaches_its_target(confide):
         assert "--steps" in err or "--noise-multiplier" in err
 
 
-@pytest.mark.parametrize(
-    ("sampling", "neighbours"),
-    [
-        ("truncated-poisson --units 1000 --cap 60", "add-or-remove-one"),
-        ("fixed-size --units 1000", "replace-one"),
-        ("shuffled", "zero-out-one"),
-    ],
-)
+@pytest.mark.cases
 def test_each_sampling_is_calibrated_under_its_neighbouring_relation(confide, sampling, neighbours):
     options = f"--delta 1e-5 --sampling-rate 0.05 --sampling {sampling}".split()
     command = ["calibrate", "training", "--epsilon", "4", *options]

@@ -30,6 +30,7 @@ from evidence_examples import (
 )
 from step_outputs import output_folder, publish
 
+from dp_core.audit import extraction
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import (
     ALONE,
@@ -39,17 +40,6 @@ from dp_core.audit.exposure import (
     IN_ROWS,
     exposure_finding,
     rows_from_ranks,
-)
-from dp_core.audit.extraction import (
-    DISCOVERABLE,
-    FROM_CANARIES,
-    FROM_ROWS,
-    GREEDY,
-    SAMPLING,
-    TARGETED,
-    TOP_K,
-    compare,
-    extraction_finding,
 )
 from dp_core.audit.membership import MembershipRow, Share
 from dp_core.audit.membership_sample import MEMBERSHIP, _finding_of_level
@@ -213,7 +203,7 @@ def test_pack_contains_exposure_of_its_model_only(deployment, model, tmp_path):
     assert exposure.rows[0]["rank_exposure_p_value"] == pytest.approx(1 / math.comb(8, 4))
 
 
-@pytest.mark.parametrize("audit", [EXPOSURE_IN_ROWS, MEMBERSHIP, DISCOVERABLE])
+@pytest.mark.parametrize("audit", [EXPOSURE_IN_ROWS, MEMBERSHIP, extraction.DISCOVERABLE])
 def test_findings_from_training_rows_are_for_the_operator_and_publicly_marked_as_run(
     deployment, model, audit
 ):
@@ -249,10 +239,12 @@ def test_each_level_is_judged_by_its_strongest_membership_attack():
 
 def test_extraction_finding_states_its_counts_control_and_protocol():
     rows = [
-        compare(decoding, "all", np.arange(12) < 9, np.arange(30) < 2)
-        for decoding in (TOP_K, GREEDY, SAMPLING)
+        extraction.compare(decoding, "all", np.arange(12) < 9, np.arange(30) < 2)
+        for decoding in (extraction.TOP_K, extraction.GREEDY, extraction.SAMPLING)
     ]
-    finding = extraction_finding(TARGETED, rows, ExtractionConfig(), FROM_CANARIES, True, Label.DP)
+    finding = extraction.extraction_finding(
+        extraction.TARGETED, rows, ExtractionConfig(), extraction.FROM_CANARIES, True, Label.DP
+    )
     assert (finding.verdict, finding.label, finding.value) == ("inconclusive", "dp", 0.75)
     assert finding.null_control is not None and finding.null_control.p_value < 1e-4
     assert "more than chance" in finding.finding and "2 of 30" in finding.finding
@@ -261,11 +253,13 @@ def test_extraction_finding_states_its_counts_control_and_protocol():
 
 def test_absence_of_rows_to_extract_is_for_the_operator(deployment, model):
     config = ExtractionConfig()
-    nothing = extraction_finding(DISCOVERABLE, [], config, FROM_ROWS, False, Label.OPERATOR)
+    nothing = extraction.extraction_finding(
+        extraction.DISCOVERABLE, [], config, extraction.FROM_ROWS, False, Label.OPERATOR
+    )
     publish_audit(deployment, [nothing], OURS, step="exposure")
-    (shared,) = _audits(deployment, model, DISCOVERABLE)
+    (shared,) = _audits(deployment, model, extraction.DISCOVERABLE)
     assert shared.verdict == "not run" and "It was run" in shared.finding
-    (record,) = _audits(deployment, model, DISCOVERABLE, operator=True)
+    (record,) = _audits(deployment, model, extraction.DISCOVERABLE, operator=True)
     assert (record.verdict, record.label) == ("not run", "operator")
     assert "nothing to try" in record.finding
 

@@ -175,16 +175,7 @@ def test_report_without_a_model_is_refused_with_a_fix(confide, tmp_path, store):
 
 
 @pytest.mark.parametrize("command", ["export given", "report"])
-@pytest.mark.parametrize(
-    ("uri", "words"),
-    [
-        ("foo", "a path must be absolute"),
-        ("~nosuch/x", "a path must be absolute"),
-        ("/", "not below this deployment's store"),
-        ("gs://bucket/a", "not below this deployment's store"),
-        ("ftp://host/a", "unknown kind of URI"),
-    ],
-)
+@pytest.mark.cases
 def test_invalid_uri_is_refused_as_typed(confide, store, command, uri, words):
     errors = confide.refused(*command.split(), "--uri", uri)
     assert errors.startswith(f"confide: --uri {uri}: ") and words in errors

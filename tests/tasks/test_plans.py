@@ -9,36 +9,20 @@ from release_examples import bench_of, record
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, BudgetExceeded, PlanError
+from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import least_error
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.matrix_factorization import Workload
-from dp_core.privacy.mechanisms import (
-    CyclicPoissonGaussian,
-    NeighboringRelation,
-    PoissonGaussian,
-    PrivacyUnit,
-    ShuffledGaussian,
-    ThresholdedHistogram,
-    TruncatedPoissonGaussian,
-)
 from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary.selection_calibration import calibrate
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import PretrainSpec, VocabularySpec
 from tasks.protocol.sweep import SweepSettings
-from tasks.releases.charge import (
-    charge,
-    plan_until,
-    planned_release,
-    plans_of,
-    refuse_large_deltas,
-    register_plans,
-    training_plan,
-)
+from tasks.releases import charge
 from tasks.releases.provenance import PrivateUnits
 from tasks.report import job_results as reporting
 from tasks.runtime.deployment import Deployment
@@ -58,16 +42,18 @@ def steps_of(**settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [
-        ({}, PoissonGaussian),
-        ({"sampling": "truncated-poisson", "batch_cap": 300}, TruncatedPoissonGaussian),
+        ({}, mechanisms.PoissonGaussian),
+        ({"sampling": "truncated-poisson", "batch_cap": 300}, mechanisms.TruncatedPoissonGaussian),
     ],
 )
 def test_job_charges_the_event_of_its_sampling_and_composes_the_total(settings, kind):
     steps = steps_of(**settings)
     vocabulary, training = steps["vocabulary"], steps["With DP / pretraining"]
-    charged = [planned_release(spec) for spec in (vocabulary, training)]
+    charged = [charge.planned_release(spec) for spec in (vocabulary, training)]
     assert isinstance(charged[1].event, kind)
-    assert {release.event.relation for release in charged} == {NeighboringRelation.ADD_REMOVE}
+    assert {release.event.relation for release in charged} == {
+        mechanisms.NeighboringRelation.ADD_REMOVE
+    }
     records = [
         record(str(i), r.event, r.dataset, epsilon=epsilon_pld(r.event, r.delta), delta=r.delta)
         for i, r in enumerate(charged)
@@ -80,35 +66,35 @@ def test_job_charges_the_event_of_its_sampling_and_composes_the_total(settings, 
 
 
 def test_releases_of_different_neighbouring_relations_have_no_total():
-    histogram = ThresholdedHistogram(64, 80.0, 600, unit=PrivacyUnit.PATIENT)
-    shuffled = ShuffledGaussian(2.0, 3, unit=PrivacyUnit.PATIENT)
+    histogram = mechanisms.ThresholdedHistogram(64, 80.0, 600, unit=mechanisms.PrivacyUnit.PATIENT)
+    shuffled = mechanisms.ShuffledGaussian(2.0, 3, unit=mechanisms.PrivacyUnit.PATIENT)
     (total,) = reporting.totals([record(event.kind, event) for event in (histogram, shuffled)])
     assert (total.epsilon, total.delta) == (None, 2e-6)
 
 
 def test_noise_bands_determine_sampling_noise_and_charge():
     plans = {
-        bands: training_plan(steps_of(noise_bands=bands, epochs=20)["With DP / pretraining"])
+        bands: charge.training_plan(steps_of(noise_bands=bands, epochs=20)["With DP / pretraining"])
         for bands in (0, 1, 4)
     }
     alone, four, chosen = plans[1], plans[4], plans[0]
     assert alone.strategy.bands == alone.sampling.separation == 1
     assert four.strategy.bands == four.sampling.separation == 4
-    assert four.event() == CyclicPoissonGaussian(
-        4, ((4 * 256 / 6600, 0.7, four.steps),), unit=PrivacyUnit.PATIENT
+    assert four.event() == mechanisms.CyclicPoissonGaussian(
+        4, ((4 * 256 / 6600, 0.7, four.steps),), unit=mechanisms.PrivacyUnit.PATIENT
     )
     training = steps_of(epochs=20)["With DP / pretraining"].training
     rates = tuple(training.learning_rate_at(t, alone.steps) for t in range(alone.steps))
     assert chosen == least_error(alone, Workload(rates, training.beta1))
     assert chosen.strategy.bands > 1
     assert epsilon_pld(chosen.event(), alone.delta) <= epsilon_pld(alone.event(), alone.delta)
-    halfway = epsilon_pld(plan_until(four, four.steps // 2).event(), four.delta)
+    halfway = epsilon_pld(charge.plan_until(four, four.steps // 2).event(), four.delta)
     assert halfway < epsilon_pld(four.event(), four.delta)
 
 
 def _registered(deployment: Deployment, epsilon: float, **more: Any) -> Ledger:
     ledger = Ledger.open(deployment.ledger)
-    ledger.register_dataset("notes", PrivacyUnit.PATIENT, epsilon, 1e-5, **more)
+    ledger.register_dataset("notes", mechanisms.PrivacyUnit.PATIENT, epsilon, 1e-5, **more)
     return ledger
 
 
@@ -118,52 +104,54 @@ def test_registered_run_is_charged_once(deployment):
     context = bench_of(deployment)
     answer = budget.run(spec, context)
     assert ledger.history("notes") == []  # nothing is planned before the files have been read
-    register_plans(context, spec.charged)
+    charge.register_plans(context, spec.charged)
     entries = ledger.history("notes")
     assert [e.state for e in entries] == [State.PLANNED] * 2
     assert answer.facts["planned"] == ["partition selection", "DP training"]
     spent = ledger.remaining("notes").spent
-    register_plans(context, spec.charged)  # a retry
-    register_plans(bench_of(deployment, run="triggered again"), spec.charged)
+    charge.register_plans(context, spec.charged)  # a retry
+    charge.register_plans(bench_of(deployment, run="triggered again"), spec.charged)
     for charged in spec.charged:
-        release = planned_release(charged)
+        release = charge.planned_release(charged)
         step = bench_of(deployment, spec_hash=charged.digest())
         units = PrivateUnits(
             release.dataset, release.unit, release.declared_units, 1, patients=True, origin="x"
         )
-        done = charge(step, units, release, content=b"manifest")
+        done = charge.charge(step, units, release, content=b"manifest")
         done.settle(b"released")
-        again = charge(step, units, release, content=b"manifest")  # a retry of a finished step
+        again = charge.charge(
+            step, units, release, content=b"manifest"
+        )  # a retry of a finished step
         again.settle(b"released")
     assert ledger.remaining("notes").spent == spent
     assert [e.state for e in ledger.history("notes")] == [State.SETTLED] * 2
 
 
-@pytest.mark.parametrize("relation", NeighboringRelation)
+@pytest.mark.parametrize("relation", mechanisms.NeighboringRelation)
 def test_budget_admits_only_jobs_of_its_neighbouring_relation(deployment, relation):
     ledger = _registered(deployment, 400.0, relation=relation)
-    if relation is NeighboringRelation.ADD_REMOVE:
-        register_plans(bench_of(deployment), steps_of()["budget"].charged)
+    if relation is mechanisms.NeighboringRelation.ADD_REMOVE:
+        charge.register_plans(bench_of(deployment), steps_of()["budget"].charged)
         assert len(ledger.history("notes")) == 2
     else:
         with pytest.raises(BadInput, match="neighbours"):
-            register_plans(bench_of(deployment), steps_of()["budget"].charged)
+            charge.register_plans(bench_of(deployment), steps_of()["budget"].charged)
         assert not ledger.history("notes")
 
 
 def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(deployment):
     ledger = _registered(deployment, 400.0)
-    ledger.register_dataset("labels", PrivacyUnit.PATIENT, 0.01, 1e-5)
+    ledger.register_dataset("labels", mechanisms.PrivacyUnit.PATIENT, 0.01, 1e-5)
     labels = LABELS | {"entities_patients": "/p.csv", "entities_dataset": "labels"}
     with pytest.raises(BudgetExceeded, match="data set labels"):
-        register_plans(bench_of(deployment), steps_of(**labels)["budget"].charged)
+        charge.register_plans(bench_of(deployment), steps_of(**labels)["budget"].charged)
     assert [entry.state for entry in ledger.history("notes")] == [State.WITHDRAWN] * 2
     assert ledger.history("labels") == []
 
 
 def test_plan_until_an_update_contains_only_earlier_updates():
     plan = ExecutionPlan(
-        unit=PrivacyUnit.PATIENT,
+        unit=mechanisms.PrivacyUnit.PATIENT,
         declared_units=100,
         sampling=PoissonSampling(),
         clip_norm=1.0,
@@ -171,7 +159,7 @@ def test_plan_until_an_update_contains_only_earlier_updates():
         schedule=(BatchPhase(4, 5), BatchPhase(6, 10)),
         delta=1e-6,
     )
-    made = {updates: plan_until(plan, updates).schedule for updates in (3, 4, 7, 10)}
+    made = {updates: charge.plan_until(plan, updates).schedule for updates in (3, 4, 7, 10)}
     assert made == {
         3: (BatchPhase(3, 5),),
         4: (BatchPhase(4, 5),),
@@ -202,16 +190,16 @@ def test_noise_reduction_settings_reach_private_trainings_only():
         "With DP / finetuning": (5, 1, 0.5),
         "Without privacy / finetuning": (1, 1, 0.0),
     }
-    plan = training_plan(steps["With DP / pretraining"])
+    plan = charge.training_plan(steps["With DP / pretraining"])
     assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)
 
 
 def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():
     spec = steps_of(examples_per_step=4)["With DP / pretraining"]
-    assert training_plan(spec).examples_per_step == 4
-    assert training_plan(spec, 3).examples_per_step == 3
+    assert charge.training_plan(spec).examples_per_step == 4
+    assert charge.training_plan(spec, 3).examples_per_step == 3
     alone = steps_of(examples_per_step=4, unit="example")["With DP / pretraining"]
-    assert training_plan(alone, 3).examples_per_step == 1
+    assert charge.training_plan(alone, 3).examples_per_step == 1
 
 
 def test_maskings_are_refused_for_trainings_without_masks_or_dp():
@@ -260,25 +248,25 @@ TOO_MUCH: list[dict[str, Any]] = [
 @pytest.mark.parametrize("wrong", TOO_MUCH)
 def test_run_with_a_too_large_total_delta_is_refused_by_its_plan(wrong):
     with pytest.raises(PlanError, match="publishing one unit whole"):
-        plans_of(budget_of_run(JobSettings.model_validate(PRIVATE | wrong)).charged)
+        charge.plans_of(budget_of_run(JobSettings.model_validate(PRIVATE | wrong)).charged)
 
 
 def test_total_delta_counts_all_points_of_a_sweep():
     twelve = PRIVATE | {"delta": 2e-5}
-    plans_of(budget_of_run(JobSettings.model_validate(twelve)).charged)
+    charge.plans_of(budget_of_run(JobSettings.model_validate(twelve)).charged)
     with pytest.raises(PlanError, match="publishing one unit whole"):
-        plans_of(budget_of_run(SweepSettings.model_validate(twelve)).charged)
+        charge.plans_of(budget_of_run(SweepSettings.model_validate(twelve)).charged)
     chosen = SweepSettings.model_validate(twelve | {"selection": "random-count"})
-    plans_of(budget_of_run(chosen).charged)  # one model is released
+    charge.plans_of(budget_of_run(chosen).charged)  # one model is released
 
 
 def test_settings_never_underestimate_the_charged_delta():
     settings = JobSettings.model_validate(PRIVATE)
-    charged = planned_release(steps_of()["vocabulary"]).delta
+    charged = charge.planned_release(steps_of()["vocabulary"]).delta
     assert charged <= settings.vocabulary_delta <= charged * 1.02
 
 
-EVENT = PoissonGaussian.single(0.01, 1.0, 10, unit=PrivacyUnit.PATIENT)
+EVENT = mechanisms.PoissonGaussian.single(0.01, 1.0, 10, unit=mechanisms.PrivacyUnit.PATIENT)
 
 
 def released(dataset: str, delta: float) -> ReleaseRecord:
@@ -295,19 +283,21 @@ def test_spec_with_a_too_large_delta_is_refused_by_its_step():
     for delta, relation in ((0.01, "add-or-remove-one"), (1e-4, "replace-one")):
         spec = of_delta(vocabulary, delta).model_copy(update={"relation": relation})
         with pytest.raises(PlanError, match="1/6000"):
-            planned_release(spec)
-    training = planned_release(steps_of(delta=1e-4)["With DP / pretraining"])
-    refuse_large_deltas([training], [released("notes", 1e-5)])
-    refuse_large_deltas([training], [released("others", 1e-4)])
+            charge.planned_release(spec)
+    training = charge.planned_release(steps_of(delta=1e-4)["With DP / pretraining"])
+    charge.refuse_large_deltas([training], [released("notes", 1e-5)])
+    charge.refuse_large_deltas([training], [released("others", 1e-4)])
     # the same entry, listed repeatedly
-    refuse_large_deltas([training], [released("notes", 1e-5)] * 20)
+    charge.refuse_large_deltas([training], [released("notes", 1e-5)] * 20)
     with pytest.raises(PlanError, match="δ of the data set notes"):
-        refuse_large_deltas([training], [released("notes", 1e-4)])
+        charge.refuse_large_deltas([training], [released("notes", 1e-4)])
 
 
 def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment):
     """A sweep counts the δ of every point, and a run the δ of vocabulary and training."""
-    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
+    Ledger.open(deployment.ledger).register_dataset(
+        "notes", mechanisms.PrivacyUnit.PATIENT, 20.0, 1e-3
+    )
     run = steps_of(delta=1e-4)["budget"]
     large = (of_delta(run.charged[0], 1e-4), *run.charged[1:])
     sweep = budget_of_run(SweepSettings.model_validate(PRIVATE))

@@ -21,13 +21,8 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import fresh
+from dp_core.privacy import mechanisms
 from dp_core.privacy.ledger import Ledger
-from dp_core.privacy.mechanisms import (
-    PoissonGaussian,
-    PrivacyUnit,
-    ThresholdedHistogram,
-    Unaccounted,
-)
 from tasks.execution import contract
 from tasks.protocol.specs import (
     CanariesSpec,
@@ -49,12 +44,12 @@ CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="attack")
 OTHER = "other-hospital"
 EXAMPLES = json.loads(Path(__file__).with_name("provenance_examples.json").read_text())
 
-P = PrivacyUnit.PATIENT
-HISTOGRAM = ThresholdedHistogram(16, 60.0, 380, unit=P)
+P = mechanisms.PrivacyUnit.PATIENT
+HISTOGRAM = mechanisms.ThresholdedHistogram(16, 60.0, 380, unit=P)
 WORDS = record("words", HISTOGRAM)
 WORDS_ELSEWHERE = record("elsewhere", HISTOGRAM, OTHER)
-TRAINED = record("trained", PoissonGaussian.single(0.1, 4.0, 3, unit=P))
-USED = record("used", Unaccounted("training without privacy", unit=P))
+TRAINED = record("trained", mechanisms.PoissonGaussian.single(0.1, 4.0, 3, unit=P))
+USED = record("used", mechanisms.Unaccounted("training without privacy", unit=P))
 HELD = (WORDS, WORDS_ELSEWHERE, TRAINED, USED)  # settled before the tests begin
 
 
@@ -189,14 +184,7 @@ def test_invalid_spec_is_refused_before_a_charge(attacked, name):
     assert attacked.charged() == []
 
 
-@pytest.mark.parametrize(
-    ("candidate", "reason"),
-    [
-        ({"private_store_uri": "private elsewhere"}, "may differ only in plan"),
-        ({"seed": 2}, "may differ only in plan"),
-        ({"training": {"learning_rate": 0.001, "time_box_minutes": 30}}, "time_box_minutes"),
-    ],
-)
+@pytest.mark.cases
 def test_candidates_of_a_selection_differ_only_in_their_training_and_have_no_time_box(
     published, candidate, reason
 ):

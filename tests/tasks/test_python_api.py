@@ -152,18 +152,7 @@ def test_another_unit_than_the_budgets_is_refused(jobs):
     assert jobs == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"vocabulary_sise": 300}, "Did you mean vocabulary_size"),
-        ({"unit": "example"}, "settings: unit: the arguments of train determine it"),
-        ({"private_dataset": "other"}, "settings: private_dataset: the arguments"),
-        ({"noise_multiplier": 0.1}, "target_epsilon: noise_multiplier follows from it"),
-        ({"private_format": "csv"}, "settings: private_format: the arguments"),
-        ({"epsilon": -1}, "target_epsilon: Input should be"),
-        ({"public": "missing/"}, "missing"),
-    ],
-)
+@pytest.mark.cases
 def test_wrong_arguments_are_refused_before_the_job(jobs, settings, line):
     account = budget(unit="document")
     with pytest.raises(BadInput, match=line):

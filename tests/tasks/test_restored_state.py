@@ -271,18 +271,7 @@ def test_doctor_reports_a_broken_ledger_and_continues(confide, used, at_home, mo
     assert "✓ store" in out  # the command continues after the broken ledger
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"CONFIDE_HOME": "home"},
-        {"CONFIDE_SEEDS": "./seeds"},
-        {"CONFIDE_STORE": "store"},
-        {"CONFIDE_STORE": "file://store"},
-        {"CONFIDE_LEDGER": "sqlite:///ledger.db"},
-        {"CONFIDE_LEDGER": "sqlite+pysqlite:///ledger.db"},
-        {"CONFIDE_TRACKING": "sqlite:///mlflow.db"},
-    ],
-)
+@pytest.mark.cases
 def test_relative_path_is_refused(environment):
     (name,) = environment
     with pytest.raises(BadInput, match=f"{name}: a relative place"):

@@ -36,18 +36,8 @@ from typing import get_args
 
 from dp_core.config.data import TagScheme
 from dp_core.data.labelled_text import Entity, Sentence, annotated
+from dp_core.data.readers import sources
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.sources import (
-    DAMAGED,
-    LONGEST,
-    bare_name,
-    input_files,
-    offset,
-    read_items,
-    refuse_damaged_file,
-    text_lines,
-    unpacked_name,
-)
 from dp_core.errors import BadInput, PrivateTextRefusal
 
 # --- i2b2
@@ -118,7 +108,7 @@ def read_pairs(
             quarantine.reject(Reason.TWICE, name)
         else:
             [text], [notes] = texts[name], annotations[name]
-            with refuse_damaged_file(path, text, quarantine):
+            with sources.refuse_damaged_file(path, text, quarantine):
                 try:
                     for sentence in document(name, text, notes):
                         if isinstance(sentence, Reason):
@@ -126,7 +116,7 @@ def read_pairs(
                         else:
                             quarantine.taken += 1
                             yield sentence
-                except DAMAGED:
+                except sources.DAMAGED:
                     quarantine.reject(Reason.UNREADABLE, name)
 
 
@@ -134,7 +124,7 @@ def _by_name(
     path: Path, suffixes: tuple[str, ...], quarantine: Quarantine, *others: str
 ) -> dict[str, list[Path]]:
     files = defaultdict(list)
-    for file in input_files(path, suffixes, quarantine, *others):
+    for file in sources.input_files(path, suffixes, quarantine, *others):
         files[_name(file, path)].append(file)
     return files
 
@@ -148,7 +138,7 @@ def _name(file: Path, folder: Path) -> str:
     inside = file.relative_to(folder).parent
     if inside.name.lower() in _FOLDERS:
         inside = inside.parent
-    name = Path(bare_name(file)).stem
+    name = Path(sources.bare_name(file)).stem
     if name.lower().endswith((".txt", ".xml")):  # of `name.txt.con` and `name.xml.extent`
         name = name[: -len(".txt")]
     return (inside / name).as_posix()
@@ -159,7 +149,7 @@ def _document(name: str, text: Path, concepts: Path, quarantine: Quarantine) -> 
     if by_line is None:
         return
     sentence = _Lines()
-    for number, line in text_lines(text):
+    for number, line in sources.text_lines(text):
         sentence.add(number, line, by_line.pop(number, []))
         if number >= sentence.last:
             yield from sentence.end(name, quarantine)
@@ -173,9 +163,9 @@ def _concepts(name: str, file: Path, quarantine: Quarantine) -> dict[int, list[_
     """Return concepts by their first line in the text, or None if the file is too long."""
     by_line: defaultdict[int, list[_Concept]] = defaultdict(list)
     size = 0
-    for number, line in text_lines(file):
+    for number, line in sources.text_lines(file):
         size += len(line)
-        if size > LONGEST:
+        if size > sources.LONGEST:
             quarantine.reject(Reason.TOO_LONG, f"{name}.con")
             return None
         if isinstance(line, str) and (not line.strip() or line.startswith("SECTIME=")):
@@ -192,7 +182,7 @@ def _concept(line: str) -> _Concept | Reason:
     match = _CONCEPT.fullmatch(line)
     if match is None:
         return Reason.WRONG_FIELD
-    numbers = [offset(digits) for digits in match.groups()[2:6]]
+    numbers = [sources.offset(digits) for digits in match.groups()[2:6]]
     begin, first, end, last = (-1 if number is None else number for number in numbers)
     if -1 in (begin, first, end, last):
         return Reason.OFFSETS
@@ -222,7 +212,7 @@ class _Lines:
         elif not line.strip() and not concepts:
             return
         self._size += len(line)
-        if self._size > LONGEST:
+        if self._size > sources.LONGEST:
             self._problem = self._problem or Reason.TOO_LONG
         before = len(self._tokens)
         if self._problem:
@@ -303,7 +293,7 @@ def read_columns(
         return tuple(tags_of(entities_of(tags), len(tags)))
 
     def sentences_of(file: Path) -> Iterator[tuple[int, Sentence | Reason]]:
-        name = unpacked_name(file, path)
+        name = sources.unpacked_name(file, path)
         documents = set()
         for number, sentence in _sentences_of_columns(file, name, tags_in_scheme):
             if isinstance(sentence, Sentence):
@@ -317,7 +307,7 @@ def read_columns(
                 )
             yield number, sentence
 
-    return read_items(path, COLUMNS, quarantine, sentences_of)
+    return sources.read_items(path, COLUMNS, quarantine, sentences_of)
 
 
 def _sentences_of_columns(
@@ -352,14 +342,14 @@ def blocks_of(file: Path) -> Iterator[list[tuple[int, str | Reason]]]:
     """Yield the numbered lines between blank lines; a block ends with the line that is too much."""
     block: list[tuple[int, str | Reason]] = []
     size = 0  # characters
-    for number, line in text_lines(file):
+    for number, line in sources.text_lines(file):
         if not line.strip():
             if block:
                 yield block
             block, size = [], 0
-        elif size <= LONGEST:
+        elif size <= sources.LONGEST:
             size += len(line)
-            block.append((number, Reason.TOO_LONG if size > LONGEST else line))
+            block.append((number, Reason.TOO_LONG if size > sources.LONGEST else line))
     if block:
         yield block
 

@@ -30,24 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dp_core.data.corpus import Document, normalised_id
+from dp_core.data.readers import sources
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.sources import (
-    ALWAYS_ALLOWED,
-    BOM,
-    LARGEST_RATIO,
-    LONGEST,
-    TooMuch,
-    bare_name,
-    bounded_lines,
-    input_files,
-    is_unicode,
-    json_objects,
-    location_of,
-    open_bytes,
-    read_items,
-    refuse_damaged_file,
-    text_problem,
-)
 from dp_core.errors import BadInput, PrivateTextRefusal
 
 SUFFIXES = {
@@ -62,7 +46,7 @@ COMMON_NAMES: dict[str, list[str]] = tomllib.loads(
 )
 NOTEEVENTS = "text:TEXT,patient:SUBJECT_ID,delimiter:comma"
 _ERROR_MARKS = frozenset({"1", "1.0", "true", "t"})
-_LONGEST_ROW = 2 * LONGEST  # bytes; a longer row means broken quoting, not a long note
+_LONGEST_ROW = 2 * sources.LONGEST  # bytes; a longer row means broken quoting, not a long note
 _OBJECTS = 1000  # JSON lines whose keys are the columns of a file
 _ROWS = 256  # rows of Parquet in memory
 _DAMAGED = (pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
@@ -157,17 +141,17 @@ def read_table(
         try:
             yield from _ROWS_OF[format](file, layout)
         except _Broken as broken:
-            quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.args[0]}")
+            quarantine.reject(Reason.WRONG_COLUMNS, f"{sources.bare_name(file)}:{broken.args[0]}")
             raise PrivateTextRefusal(
                 "a row has broken quoting, or not as many cells as the header",
                 where=str(path),
                 fix="Write it as RFC 4180 requires: quotes around a text, doubled inside it.",
             ) from None
         except BadInput as error:
-            quarantine.reject(Reason.WRONG_COLUMNS, location_of(file, path))
+            quarantine.reject(Reason.WRONG_COLUMNS, sources.location_of(file, path))
             raise PrivateTextRefusal(error.what, where=str(path), fix=error.fix) from None
 
-    return read_items(path, SUFFIXES[format], quarantine, documents_of)
+    return sources.read_items(path, SUFFIXES[format], quarantine, documents_of)
 
 
 def layout_of(format: str, columns: str = "") -> Layout:
@@ -192,16 +176,16 @@ def header_of(path: Path, format: str, layout: Layout) -> list[str]:
     Raises:
         BadInput: the file cannot be read, or its header has another encoding.
     """
-    file = input_files(path, SUFFIXES[format], Quarantine())[0]
-    with refuse_damaged_file(path, file, Quarantine()):
+    file = sources.input_files(path, SUFFIXES[format], Quarantine())[0]
+    with sources.refuse_damaged_file(path, file, Quarantine()):
         if format == "jsonl":
-            first = itertools.islice(json_objects(file), _OBJECTS)
+            first = itertools.islice(sources.json_objects(file), _OBJECTS)
             keys = (row for _, row in first if not isinstance(row, Reason))
             return list(dict.fromkeys(itertools.chain.from_iterable(keys)))
         if format == "parquet":
             with _parquet(file) as table:
                 return list(table.schema_arrow.names)
-        with open_bytes(file) as stream, suppress(_Broken):
+        with sources.open_bytes(file) as stream, suppress(_Broken):
             return _csv(stream, layout)[0]
     return []
 
@@ -224,7 +208,7 @@ def _document(row: Mapping[str, Any]) -> Document | Reason | None:
         return Reason.WRONG_FIELD
     if not isinstance(text, str):
         return Reason.WRONG_FIELD
-    if problem := text_problem(text, document, patient, admission, date):
+    if problem := sources.text_problem(text, document, patient, admission, date):
         return problem
     if date and (document or patient):
         document = f"{date} {document}".strip()
@@ -246,7 +230,7 @@ def _documents(
 
 def _json_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
     roles_of = lru_cache(partial(_roles_of_object, layout))
-    for number, row in json_objects(file):
+    for number, row in sources.json_objects(file):
         if isinstance(row, Reason):
             yield number, row
         elif roles := roles_of(tuple(row)):
@@ -276,7 +260,7 @@ class _Broken(Exception):
 
 
 def _csv_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
-    with open_bytes(file) as stream:
+    with sources.open_bytes(file) as stream:
         names, rows = _csv(stream, layout)
         roles = layout.roles(names)
         ids = [column for role, column in roles.items() if role != "text"]
@@ -300,7 +284,7 @@ def _csv(stream: IO[bytes], layout: Layout) -> tuple[list[str], Iterator[tuple[i
     """
     rows = _whole_rows(stream, layout.encoding)
     number, header = next(rows, (1, ""))
-    if not is_unicode(header) or "\0" in header:
+    if not sources.is_unicode(header) or "\0" in header:
         what = f"a header is {'UTF-16' if chr(0) in header else 'not UTF-8'}"
         raise PrivateTextRefusal(what, fix="Save it as UTF-8, or name encoding:windows-1252.")
     delimiter = layout.delimiter or max(DELIMITERS.values(), key=partial(_divided, header))
@@ -323,7 +307,7 @@ def _whole_rows(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str]]:
     """
     lines: list[bytes] = []
     begin, size, is_open = 1, 0, False
-    for number, line in enumerate(bounded_lines(stream, _LONGEST_ROW, keep_ends=True), 1):
+    for number, line in enumerate(sources.bounded_lines(stream, _LONGEST_ROW, keep_ends=True), 1):
         if not lines:
             begin, size = number, 0
         if line is None:
@@ -337,7 +321,7 @@ def _whole_rows(stream: IO[bytes], encoding: str) -> Iterator[tuple[int, str]]:
             # Bytes of another encoding become lone surrogates, so that only their own row is lost.
             row = b"".join(lines).decode(encoding, "surrogateescape")
             lines = []
-            row = (row.removeprefix(BOM) if begin == 1 else row).removesuffix("\n")
+            row = (row.removeprefix(sources.BOM) if begin == 1 else row).removesuffix("\n")
             row = row.removesuffix("\r")
             if row.strip():
                 yield begin, row
@@ -388,7 +372,7 @@ def _parquet(file: Path) -> Iterator[pq.ParquetFile]:
         EOFError: the file is damaged.
         TooMuch: the file unpacks to far more than text does.
     """
-    with open_bytes(file) as packed:
+    with sources.open_bytes(file) as packed:
         stream = packed if packed.seekable() else io.BytesIO(packed.read())
         size = stream.seek(0, io.SEEK_END)
         try:
@@ -397,8 +381,8 @@ def _parquet(file: Path) -> Iterator[pq.ParquetFile]:
             unpacked = sum(group.total_byte_size for group in groups)
         except _DAMAGED:
             raise EOFError from None
-        if unpacked > max(ALWAYS_ALLOWED, LARGEST_RATIO * size):
-            raise TooMuch
+        if unpacked > max(sources.ALWAYS_ALLOWED, sources.LARGEST_RATIO * size):
+            raise sources.TooMuch
         yield table
 
 

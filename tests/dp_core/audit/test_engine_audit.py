@@ -10,16 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dp_core.audit import engine_audit
 from dp_core.audit.canaries import throw_coins
-from dp_core.audit.engine_audit import (
-    DiracCanaries,
-    NewTokenCanaries,
-    audited_plan,
-    black_box_scores,
-    periodic,
-    white_box_observations,
-    white_box_scores,
-)
 from dp_core.audit.one_run import AuditVerdict, Claim, Guesses, audit_claim
 from dp_core.errors import BadInput
 from dp_core.privacy.batch_selection import PoissonSampling
@@ -29,20 +21,22 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import trainer
 
-CANARIES = DiracCanaries(32)
+CANARIES = engine_audit.DiracCanaries(32)
 COINS_OF, TRAINING = PrivacySeed.fixed("coins"), PrivacySeed.fixed("training")
 EPSILON, DELTA = 4.0, 1e-5
 
 
 @cache
 def planned(count: int, sampling_rate: float, steps: int) -> tuple[ExecutionPlan, Claim]:
-    plan = audited_plan(count, EPSILON, DELTA, sampling_rate=sampling_rate, steps=steps)
+    plan = engine_audit.audited_plan(
+        count, EPSILON, DELTA, sampling_rate=sampling_rate, steps=steps
+    )
     return plan, Claim.of_event(plan.event(), DELTA)
 
 
 def audited(
     guesses: Guesses,
-    canaries: DiracCanaries = CANARIES,
+    canaries: engine_audit.DiracCanaries = CANARIES,
     *,
     sampling_rate: float = 1.0,
     steps: int = 1,
@@ -50,8 +44,10 @@ def audited(
 ) -> AuditVerdict:
     plan, claim = planned(canaries.count, sampling_rate, steps)
     coins = throw_coins(COINS_OF, canaries.count)
-    seen = white_box_observations(canaries, plan, coins, TRAINING, micro_rows=micro_rows)
-    return audit_claim(claim, white_box_scores(plan, seen), coins, guesses, COINS_OF)
+    seen = engine_audit.white_box_observations(
+        canaries, plan, coins, TRAINING, micro_rows=micro_rows
+    )
+    return audit_claim(claim, engine_audit.white_box_scores(plan, seen), coins, guesses, COINS_OF)
 
 
 def test_every_canary_is_clipped_to_the_clip_norm_and_lies_in_its_own_entry():
@@ -71,13 +67,13 @@ def test_every_canary_is_clipped_to_the_clip_norm_and_lies_in_its_own_entry():
 def test_the_engine_is_consistent_and_the_audit_sees_something():
     plan, claim = planned(CANARIES.count, 0.5, 4)
     coins = throw_coins(COINS_OF, CANARIES.count)
-    seen = white_box_observations(CANARIES, plan, coins, TRAINING)
+    seen = engine_audit.white_box_observations(CANARIES, plan, coins, TRAINING)
     noise = seen[:, ~coins]  # the observations are the clipped sum plus the plan's noise
     assert noise.std() == pytest.approx(plan.noise_multiplier, rel=0.05)
     drawn = seen[:, coins].mean()
     spread = noise.std() / seen[:, coins].size ** 0.5
     assert drawn == pytest.approx(plan.sampling_rate(0), abs=6 * spread)
-    scores = white_box_scores(plan, seen)
+    scores = engine_audit.white_box_scores(plan, seen)
     verdict = audit_claim(claim, scores, coins, Guesses(100, 100), COINS_OF)
     assert verdict.word == "consistent"
     assert verdict.claim.epsilon == pytest.approx(EPSILON, rel=1e-3)
@@ -101,7 +97,7 @@ def with_less_noise(monkeypatch, share):
 
 def test_half_the_noise(monkeypatch):
     with_less_noise(monkeypatch, lambda: 1 / 2)
-    assert_contradicted(audited(Guesses(410, 410), DiracCanaries(64)))
+    assert_contradicted(audited(Guesses(410, 410), engine_audit.DiracCanaries(64)))
 
 
 def test_noise_per_shard_forgotten(monkeypatch):
@@ -148,7 +144,7 @@ def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):
     monkeypatch.setattr(
         PoissonSampling, "draw", lambda law, seed, n, rate, step: true(law, seed, n, rate, 0)
     )
-    found = audited(Guesses(310, 0), DiracCanaries(46), sampling_rate=0.1, steps=20)
+    found = audited(Guesses(310, 0), engine_audit.DiracCanaries(46), sampling_rate=0.1, steps=20)
     assert_contradicted(found)
 
 
@@ -159,7 +155,7 @@ def test_a_sampler_that_deals_batches_in_a_fixed_order(monkeypatch):
         return np.arange(step % period, n, period)
 
     monkeypatch.setattr(PoissonSampling, "draw", dealt)
-    found = audited(Guesses(320, 0), DiracCanaries(64), sampling_rate=0.05, steps=200)
+    found = audited(Guesses(320, 0), engine_audit.DiracCanaries(64), sampling_rate=0.05, steps=200)
     assert_contradicted(found)
 
 
@@ -172,10 +168,10 @@ def assert_contradicted(verdict):
 
 
 def audited_weights(guesses: Guesses) -> AuditVerdict:
-    canaries = NewTokenCanaries(1000, ordinary=64)
+    canaries = engine_audit.NewTokenCanaries(1000, ordinary=64)
     coins = throw_coins(COINS_OF, canaries.count)
-    plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
-    scores = black_box_scores(canaries, plan, coins, TRAINING)
+    plan = engine_audit.audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
+    scores = engine_audit.black_box_scores(canaries, plan, coins, TRAINING)
     claim = Claim.of_event(plan.event(), DELTA)
     return audit_claim(claim, [scores], coins, guesses, COINS_OF)
 
@@ -198,14 +194,14 @@ def test_canaries_that_do_not_fit_the_plan_are_refused():
     plan, _ = planned(CANARIES.count, 1.0, 2)
     coins = throw_coins(COINS_OF, CANARIES.count)
     with pytest.raises(BadInput, match="as many"):
-        white_box_observations(DiracCanaries(2), plan, coins, TRAINING)
+        engine_audit.white_box_observations(engine_audit.DiracCanaries(2), plan, coins, TRAINING)
     with pytest.raises(BadInput, match="as many"):
-        black_box_scores(NewTokenCanaries(5), plan, coins, TRAINING)
+        engine_audit.black_box_scores(engine_audit.NewTokenCanaries(5), plan, coins, TRAINING)
     with pytest.raises(BadInput, match="3 by 3"):
-        DiracCanaries(3)
-    assert DiracCanaries.at_least(1000).count >= 1000
+        engine_audit.DiracCanaries(3)
+    assert engine_audit.DiracCanaries.at_least(1000).count >= 1000
 
 
 def test_the_periodic_score_is_the_best_turn():
     seen = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, -1.0]])
-    assert periodic(seen, 2).tolist() == [2.0, 1.0]
+    assert engine_audit.periodic(seen, 2).tolist() == [2.0, 1.0]

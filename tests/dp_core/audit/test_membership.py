@@ -9,25 +9,8 @@ from scipy import stats
 from scipy.special import log_softmax
 from sklearn.metrics import roc_auc_score
 
+from dp_core.audit import membership
 from dp_core.audit import membership as metrics
-from dp_core.audit.membership import (
-    Losses,
-    Scored,
-    area,
-    at_low_rate,
-    attacks,
-    best_threshold,
-    clopper_pearson,
-    confidence,
-    effective_size,
-    leakage,
-    learned,
-    lira_offline,
-    measure,
-    profile_log_probabilities,
-    rarity_buckets,
-    rmia,
-)
 from dp_core.audit.observations import min_k
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile, group_privacy
 from dp_core.privacy.mechanisms import Gaussian
@@ -39,7 +22,7 @@ FROZEN = json.loads((Path(__file__).parent / "membership_oracles.json").read_tex
 def test_rmia_is_privacy_meters(a):
     frozen = FROZEN["privacy_meter"]
     references = [np.array(frozen[n])[:, None] for n in ("reference", "population_reference")]
-    found = rmia(
+    found = membership.rmia(
         np.array(frozen["target"]),
         references[0],
         np.array(frozen["population_target"]),
@@ -69,18 +52,18 @@ def test_a_row_without_predictions_has_a_loss_of_zero():
 
 def test_confidence_is_the_log_odds_of_a_rows_probability():
     p = np.array([0.2, 0.5, 0.999])
-    assert confidence(-np.log(p)) == pytest.approx(np.log(p / (1 - p)))
-    assert np.isfinite(confidence(np.array([0.0, 800.0]))).all()
+    assert membership.confidence(-np.log(p)) == pytest.approx(np.log(p / (1 - p)))
+    assert np.isfinite(membership.confidence(np.array([0.0, 800.0]))).all()
 
 
 def test_lira_ranks_as_the_normal_law_of_models_without_the_row():
     rng = np.random.default_rng(1)
     references = rng.normal(0, [[1.0], [3.0]], (2, 400))
     target = np.array([2.0, 3.0])
-    by_row = lira_offline(target, references)
+    by_row = membership.lira_offline(target, references)
     expected = (target - references.mean(1)) / references.std(1, ddof=1)
     assert by_row == pytest.approx(expected)
-    few = lira_offline(target, references[:, :3])
+    few = membership.lira_offline(target, references[:, :3])
     assert few == pytest.approx(target - references[:, :3].mean(1))
 
 
@@ -93,22 +76,22 @@ def test_the_best_threshold_is_the_best_of_all():
         return float(above[members].mean() - above[~members].mean())
 
     best = max(advantage(t) for t in scores)
-    assert advantage(best_threshold(scores, members)) == pytest.approx(best)
+    assert advantage(membership.best_threshold(scores, members)) == pytest.approx(best)
 
 
-def rows(n: int = 400) -> tuple[Losses, Losses, np.ndarray, np.ndarray]:
+def rows(n: int = 400) -> tuple[membership.Losses, membership.Losses, np.ndarray, np.ndarray]:
     """Return hard and easy rows; members have a slightly lower loss than the public model's."""
     rng = np.random.default_rng(3)
     members, fitted = np.arange(n) < n // 2, np.arange(n) % 5 == 0
     public = rng.gamma(3.0, 1.0, n) + 0.5
     own = public - 0.3 * members + rng.normal(0, 0.05, n)
-    return Losses(own, own), Losses(public, public), members, fitted
+    return membership.Losses(own, own), membership.Losses(public, public), members, fitted
 
 
 def test_every_attack_scores_members_higher_and_calibration_beats_the_plain_loss():
     own, public, members, fitted = rows()
     features = {"gradients": np.stack([own.mean, public.mean], axis=1)}
-    made = {a.name: a for a in attacks(own, [public], features, members, fitted)}
+    made = {a.name: a for a in membership.attacks(own, [public], features, members, fitted)}
     assert set(made) == {"loss", "min-k", "reference", "rmia", "lira", "gradients"}
     found = {}
     for name, attack in made.items():
@@ -117,7 +100,7 @@ def test_every_attack_scores_members_higher_and_calibration_beats_the_plain_loss
         found[name] = declared[truth].mean() - declared[~truth].mean()
     assert found["loss"] > 0
     assert all(found[n] > found["loss"] + 0.5 for n in ("reference", "rmia", "gradients"))
-    loss, _ = attacks(own, [], {}, members, fitted)  # without references
+    loss, _ = membership.attacks(own, [], {}, members, fitted)  # without references
     # The published attack declares the rows below the mean loss of the training.
     mean = own.mean[members].mean()
     np.testing.assert_array_equal(loss.scores > loss.threshold, own.mean < mean)
@@ -127,9 +110,9 @@ def test_every_attack_scores_members_higher_and_calibration_beats_the_plain_loss
 def test_measured_rows_are_never_fitted():
     own, public, members, fitted = rows()
     features = {"attention": np.stack([own.mean, public.mean], axis=1)}
-    before = attacks(own, [public], features, members, fitted)
+    before = membership.attacks(own, [public], features, members, fitted)
     flipped = np.where(fitted, members, ~members)
-    after = attacks(own, [public], features, flipped, fitted)
+    after = membership.attacks(own, [public], features, flipped, fitted)
     for one, other in zip(before[1:], after[1:], strict=True):
         assert one.threshold == other.threshold
         np.testing.assert_array_equal(one.scores, other.scores)
@@ -139,16 +122,16 @@ def test_measured_rows_are_never_fitted():
 def test_regression_does_not_care_for_units_or_for_how_many_are_on_a_side():
     own, public, members, fitted = rows()
     features = np.stack([own.mean, public.mean], axis=1)
-    plain = learned(features, members, fitted)
-    assert learned(1e6 * features + 3, members, fitted) == pytest.approx(plain, abs=1e-3)
+    plain = membership.learned(features, members, fitted)
+    assert membership.learned(1e6 * features + 3, members, fitted) == pytest.approx(plain, abs=1e-3)
     fewer = fitted & ~(members & (np.arange(len(members)) % 2 == 0))
-    assert abs(float(np.median(learned(features, members, fewer)))) < math.log(2)
+    assert abs(float(np.median(membership.learned(features, members, fewer)))) < math.log(2)
 
 
-def scored(members: list[float], others: list[float]) -> Scored:
+def scored(members: list[float], others: list[float]) -> membership.Scored:
     n = len(members) + len(others)
     flags = np.arange(n) < len(members)
-    return Scored(np.array([*members, *others], np.float64), flags, np.arange(n))
+    return membership.Scored(np.array([*members, *others], np.float64), flags, np.arange(n))
 
 
 # --- ceilings
@@ -199,32 +182,34 @@ def test_a_group_of_several_units_may_leak_more():
 
 @pytest.mark.parametrize("hits, n", [(0, 7), (1, 7), (4, 7), (7, 7), (30, 100)])
 def test_an_interval_is_the_exact_one_of_both_sides(hits, n):
-    found = clopper_pearson(hits / n, n)
+    found = membership.clopper_pearson(hits / n, n)
     exact = stats.binomtest(hits, n).proportion_ci(0.95, "exact")
     assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
 def test_repeated_rows_are_worth_one():
-    assert effective_size(np.arange(9)) == 9
-    assert effective_size(np.repeat(np.arange(9), 4)) == 9
-    assert effective_size(np.array([0, 0, 0, 1])) == pytest.approx(16 / 10)
+    assert membership.effective_size(np.arange(9)) == 9
+    assert membership.effective_size(np.repeat(np.arange(9), 4)) == 9
+    assert membership.effective_size(np.array([0, 0, 0, 1])) == pytest.approx(16 / 10)
     one = scored([0.3, 0.7, 0.2], [0.1, 0.4])
-    four = Scored(np.repeat(one.scores, 4), np.repeat(one.members, 4), np.repeat(one.clusters, 4))
-    assert leakage(four, 0.25) == leakage(one, 0.25)
-    assert area(four) == area(one)
+    four = membership.Scored(
+        np.repeat(one.scores, 4), np.repeat(one.members, 4), np.repeat(one.clusters, 4)
+    )
+    assert membership.leakage(four, 0.25) == membership.leakage(one, 0.25)
+    assert membership.area(four) == membership.area(one)
 
 
 def test_leakage_is_tpr_less_fpr_with_an_interval_that_keeps_its_word():
-    found = leakage(scored([0.1, 0.6, 0.9, 0.9], [0.1, 0.6]), 0.5)
+    found = membership.leakage(scored([0.1, 0.6, 0.9, 0.9], [0.1, 0.6]), 0.5)
     assert found.value == 0.75 - 0.5
-    tpr, fpr = clopper_pearson(0.75, 4, 0.975), clopper_pearson(0.5, 2, 0.975)
+    tpr, fpr = membership.clopper_pearson(0.75, 4, 0.975), membership.clopper_pearson(0.5, 2, 0.975)
     assert (found.low, found.high) == (tpr.low - fpr.high, tpr.high - fpr.low)
     # Exact coverage: sum over every outcome of both sides.
     p, q, n, m = 0.6, 0.35, 12, 9
     covered = 0.0
     for hits, alarms in itertools.product(range(n + 1), range(m + 1)):
         sides = ([1.0] * k + [0.0] * (of - k) for k, of in ((hits, n), (alarms, m)))
-        one = leakage(scored(*sides), 0.5)
+        one = membership.leakage(scored(*sides), 0.5)
         chance = stats.binom.pmf(hits, n, p) * stats.binom.pmf(alarms, m, q)
         covered += chance * (one.low <= p - q <= one.high)
     assert 0.95 <= covered < 1
@@ -238,8 +223,8 @@ def test_the_interval_of_an_area_covers_it_where_rows_are_repeated():
         scores = np.concatenate([rng.normal(0.5, 1, 60), rng.normal(0, 1, 50)])
         members, clusters = np.arange(110) < 60, np.arange(110)
         times = rng.integers(1, 5, 110)
-        one = Scored(*(np.repeat(a, times) for a in (scores, members, clusters)))
-        found = area(one)
+        one = membership.Scored(*(np.repeat(a, times) for a in (scores, members, clusters)))
+        found = membership.area(one)
         covered += found.low <= truth <= found.high
     assert 0.89 < covered / trials < 0.99  # 0.95 ± more than five deviations; without clusters 0.83
 
@@ -251,12 +236,12 @@ def test_areas_and_low_rates_equal_scikit_learns_and_enumeration():
     rng = np.random.default_rng(2)
     for _ in range(20):
         one = scored(rng.integers(0, 8, 9).tolist(), rng.integers(-2, 6, 11).tolist())
-        assert area(one).value == pytest.approx(roc_auc_score(one.members, one.scores))
+        assert membership.area(one).value == pytest.approx(roc_auc_score(one.members, one.scores))
         for asked in (0.0, 0.001, 0.1, 2 / 11, 0.5, 1.0):
             own, others = one.side(True)[0], one.side(False)[0]
             thresholds = [-math.inf, *one.scores.tolist()]
             best = max((own > t).mean() for t in thresholds if (others > t).mean() <= asked + 1e-12)
-            found = at_low_rate(one, asked)
+            found = membership.at_low_rate(one, asked)
             assert found.tpr.value == pytest.approx(best)
             assert found.fpr.value <= asked + 1e-12
 
@@ -265,12 +250,12 @@ def test_rates_equal_jax_privacys_where_no_threshold_is_drawn_by_lot():
     """Its auditor mixes thresholds at random, which adds TPR except at the corners."""
     frozen = FROZEN["jax_privacy"]
     one = scored(frozen["members"], frozen["others"])
-    assert area(one).value <= frozen["area"] + 1e-12
+    assert membership.area(one).value <= frozen["area"] + 1e-12
     for rate, tpr in zip(frozen["rates"], frozen["tpr"], strict=True):
-        assert at_low_rate(one, rate).tpr.value <= tpr + 1e-12
+        assert membership.at_low_rate(one, rate).tpr.value <= tpr + 1e-12
     for rate in frozen["corners"]:
         tpr = frozen["tpr"][frozen["rates"].index(rate)]
-        assert at_low_rate(one, rate).tpr.value == pytest.approx(tpr)
+        assert membership.at_low_rate(one, rate).tpr.value == pytest.approx(tpr)
 
 
 @pytest.mark.statistical
@@ -278,7 +263,7 @@ def test_the_false_alarms_of_a_threshold_that_they_set_stay_within_their_interva
     rng, missed, trials = np.random.default_rng(4), 0, 4000
     for _ in range(trials):
         others = rng.uniform(size=40)
-        found = at_low_rate(scored([0.0], others.tolist()), 0.05)
+        found = membership.at_low_rate(scored([0.0], others.tolist()), 0.05)
         threshold = float(np.sort(others)[::-1][2])
         missed += found.fpr.high < 1 - threshold
     assert 0.015 < missed / trials < 0.035  # 2.5%
@@ -290,13 +275,17 @@ def test_the_false_alarms_of_a_threshold_that_they_set_stay_within_their_interva
 def test_a_row_is_flagged_if_its_interval_exceeds_the_claims_ceiling():
     clear = scored([1.0] * 300, [0.0] * 300)
     for ceiling, above in ((PrivacyProfile.of_claim(1.0, 1e-6), True), (None, False)):
-        row = measure("patient", "loss", clear, 0.5, ceiling)
+        row = membership.measure("patient", "loss", clear, 0.5, ceiling)
         assert row.above is above
         assert (row.leakage_ceiling is None) is (ceiling is None)
-    assert not measure("patient", "loss", clear, 0.5, PrivacyProfile.of_claim(9.0, 1e-6)).above
-    assert 0.98 < measure("patient", "loss", clear, 0.5, None).area.low < 1
+    assert not membership.measure(
+        "patient", "loss", clear, 0.5, PrivacyProfile.of_claim(9.0, 1e-6)
+    ).above
+    assert 0.98 < membership.measure("patient", "loss", clear, 0.5, None).area.low < 1
     few = scored([1.0, 1.0], [0.0, 0.0])
-    assert not measure("patient", "loss", few, 0.5, PrivacyProfile.of_claim(1.0, 1e-6)).above
+    assert not membership.measure(
+        "patient", "loss", few, 0.5, PrivacyProfile.of_claim(1.0, 1e-6)
+    ).above
 
 
 # --- rarity
@@ -305,7 +294,9 @@ def test_a_row_is_flagged_if_its_interval_exceeds_the_claims_ceiling():
 def test_a_profiles_probability_is_the_product_over_all_codes():
     profiles = [frozenset("ab"), frozenset("a"), frozenset("ac"), frozenset("a"), frozenset("ab")]
     p = {"a": 5 / 5, "b": 2 / 5, "c": 1 / 5}
-    for profile, found in zip(profiles, profile_log_probabilities(profiles), strict=True):
+    for profile, found in zip(
+        profiles, membership.profile_log_probabilities(profiles), strict=True
+    ):
         exact = math.prod(p[c] if c in profile else 1 - p[c] for c in p)
         assert math.exp(found) == pytest.approx(exact)
 
@@ -315,8 +306,8 @@ def test_buckets_of_fewer_than_ten_or_of_one_side_are_left_out():
     members = np.ones(len(logs), np.bool_)
     members[9:15] = members[21:31] = members[45:] = False
     scores = np.where(np.arange(len(logs)) % 2 == 0, 1.0, 0.0)
-    one = Scored(scores, members, np.arange(len(logs)))
-    found = rarity_buckets(logs, one, 0.5)
+    one = membership.Scored(scores, members, np.arange(len(logs)))
+    found = membership.rarity_buckets(logs, one, 0.5)
     assert [b.log_probability for b in found] == [-5.0, -4.0, 0.0]
     assert [(b.members, b.others) for b in found] == [(6, 6), (10, 10), (4, 6)]
     for bucket in found:

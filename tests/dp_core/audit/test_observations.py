@@ -5,16 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dp_core.audit import observations
 from dp_core.audit import observations as scores
 from dp_core.audit.canaries import MaskedContexts
-from dp_core.audit.observations import (
-    Rows,
-    attention_features,
-    features_of,
-    gradient_features,
-    losses_of,
-    ranker,
-)
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
@@ -47,8 +40,8 @@ def model(request: pytest.FixtureRequest) -> AnyModel:
     return fresh(shape, 4)
 
 
-def asked(store: TokenStore, numbers: list[int]) -> Rows:
-    return Rows(store, np.array(numbers), coins=77, masks=MASKS)
+def asked(store: TokenStore, numbers: list[int]) -> observations.Rows:
+    return observations.Rows(store, np.array(numbers), coins=77, masks=MASKS)
 
 
 def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(store, model):
@@ -56,7 +49,7 @@ def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(store, model):
     objective = objective_for(model.config)
     draws = MASKS if objective.masks else 1
     layers = Layers({n: tf.constant(v) for n, v in model.parameters.items()})
-    found = losses_of(model, [rows])
+    found = observations.losses_of(model, [rows])
     for row, loss in zip(rows.numbers, found.mean, strict=True):
         total = asked_of = 0.0
         for draw in range(draws):
@@ -74,14 +67,17 @@ def test_masks_differ_between_draws_and_rows_and_come_again(store):
     every = [rows.keys(rows.numbers, draw).tolist() for draw in range(MASKS)]
     assert len({key for keys in every for key in keys}) == 3 * MASKS
     assert rows.keys(rows.numbers[1:], 0).tolist() == every[0][1:]  # independent of other rows
-    other = Rows(store, rows.numbers, coins=78, masks=MASKS)
+    other = observations.Rows(store, rows.numbers, coins=78, masks=MASKS)
     assert not set(other.keys(other.numbers, 0).tolist()) & set(every[0])
 
 
 @pytest.mark.parametrize("model", ["bert", "llama"], indirect=True)  # masked and causal
 def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
-    def observed(*sides: Rows) -> list[np.ndarray]:
-        losses, features = losses_of(model, sides), features_of(model, sides)
+    def observed(*sides: observations.Rows) -> list[np.ndarray]:
+        losses, features = (
+            observations.losses_of(model, sides),
+            observations.features_of(model, sides),
+        )
         return [losses.mean, losses.lowest, features["attention"], features["gradients"]]
 
     whole = observed(asked(store, list(range(10))))
@@ -96,7 +92,7 @@ def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
 def test_a_model_without_attention_has_features_of_gradients_alone(store):
     shape = FeedForwardConfig(vocab_size=V, hidden=16, window=3, units=(12,), max_positions=S)
     model = fresh(shape, 1)
-    assert features_of(model, [asked(store, [0, 1])]).keys() == {"gradients"}
+    assert observations.features_of(model, [asked(store, [0, 1])]).keys() == {"gradients"}
 
 
 class _Kept(Layers):
@@ -111,7 +107,7 @@ class _Kept(Layers):
 def test_attention_features_are_the_papers(store, model):
     """C(a) = Σ a ln a of each head and token: mean, 5th, 50th and 95th percentiles over tokens."""
     rows, config = asked(store, [4, 9]), model.config
-    found = attention_features(model, [rows])
+    found = observations.attention_features(model, [rows])
     assert found.shape == (2, config.layers * config.heads * 4)
     layers = _Kept({n: tf.constant(v) for n, v in model.parameters.items()})
     for row, features in zip(rows.numbers, found, strict=True):
@@ -135,7 +131,7 @@ def test_attention_features_are_the_papers(store, model):
 def test_gradient_features_are_each_layers_squared_norm(store, model):
     """Expected values: automatic differentiation of one row at a time, summed over a layer."""
     rows, objective = asked(store, [2, 5]), objective_for(model.config)
-    found = np.exp(gradient_features(model, [rows]))
+    found = np.exp(observations.gradient_features(model, [rows]))
     parameters = {n: tf.Variable(v) for n, v in model.parameters.items()}
     for row, features in zip(rows.numbers, found, strict=True):
         one = np.array([row])
@@ -183,16 +179,16 @@ def ranking_model():
     [(None, [7, 8, 9], [1, 2, 40]), ([8, 9, 11], [8, 9, 11], [1, 3, 2])],
 )
 def test_ranks_equal_the_order_of_the_candidates_logits(ranking_model, candidates, secrets, ranks):
-    assert ranker(ranking_model, candidates)(contexts(secrets)).tolist() == ranks
+    assert observations.ranker(ranking_model, candidates)(contexts(secrets)).tolist() == ranks
 
 
 def test_ties_are_averaged(ranking_model):
-    assert ranker(ranking_model)(contexts([0, 20, 39])).tolist() == [(3 + 39) / 2] * 3
+    assert observations.ranker(ranking_model)(contexts([0, 20, 39])).tolist() == [(3 + 39) / 2] * 3
 
 
 def test_an_answer_that_is_not_a_number_has_no_rank(ranking_model):
     ranking_model.parameters["mlm/bias"][30] = np.nan
-    assert np.isnan(ranker(ranking_model)(contexts([1, 2, 3]))).all()
+    assert np.isnan(observations.ranker(ranking_model)(contexts([1, 2, 3]))).all()
 
 
 @pytest.mark.parametrize("candidates", [None, list(range(6, 40, 2))])
@@ -206,11 +202,11 @@ def test_a_causal_model_ranks_the_secret_as_the_next_piece(candidates, monkeypat
         1 + sum(logits[i, POSITIONS[i] - 1, v] > logits[i, POSITIONS[i] - 1, secret] for v in among)
         for i, secret in enumerate(secrets)
     ]
-    found = ranker(model, candidates)(contexts(secrets))
+    found = observations.ranker(model, candidates)(contexts(secrets))
     assert found.tolist() == expected
     assert len(set(expected)) > 1
     # Neither the mask nor the tokens after it reach a causal model.
     changed = IDS.copy()
     for row, place in enumerate(POSITIONS):
         changed[row, place:] = np.random.default_rng(row).integers(0, 40, 10 - place)
-    assert ranker(model, candidates)(contexts(secrets, changed)).tolist() == expected
+    assert observations.ranker(model, candidates)(contexts(secrets, changed)).tolist() == expected

@@ -9,37 +9,22 @@ from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
 from scipy.stats import norm
 
 from dp_core.config.release import ReleaseRecord
+from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.matrix_factorization import ToeplitzStrategy, power_coefficients
 from dp_core.privacy.mechanism_event import REGISTRY
-from dp_core.privacy.mechanisms import (
-    Composed,
-    ConvertedRelation,
-    CyclicPoissonGaussian,
-    FixedSizeGaussian,
-    Gaussian,
-    MechanismEvent,
-    NeighboringRelation,
-    NoisedWeights,
-    PhraseRounds,
-    PoissonGaussian,
-    PrivacyUnit,
-    RandomCountSelection,
-    ShuffledGaussian,
-    ThresholdedHistogram,
-    TruncatedPoissonGaussian,
-    Unaccounted,
-)
 
 Law = dict[tuple[int, ...], float]
-PATIENT = PrivacyUnit.PATIENT
-HISTOGRAM = ThresholdedHistogram(2, 1.6, 4, unit=PATIENT)
-PHRASES = PhraseRounds((ThresholdedHistogram(1, 1.6, 4, unit=PATIENT),) * 2, (2, 3), unit=PATIENT)
-WEIGHTS = NoisedWeights(2, (200_000,), ((0, 0, 1_900_000),), unit=PATIENT)
-POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
-ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
+PATIENT = mechanisms.PrivacyUnit.PATIENT
+HISTOGRAM = mechanisms.ThresholdedHistogram(2, 1.6, 4, unit=PATIENT)
+PHRASES = mechanisms.PhraseRounds(
+    (mechanisms.ThresholdedHistogram(1, 1.6, 4, unit=PATIENT),) * 2, (2, 3), unit=PATIENT
+)
+WEIGHTS = mechanisms.NoisedWeights(2, (200_000,), ((0, 0, 1_900_000),), unit=PATIENT)
+POISSON = mechanisms.PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
+ZERO_OUT, REPLACE = mechanisms.NeighboringRelation.ZERO_OUT, mechanisms.NeighboringRelation.REPLACE
 
 
 def plan_of(*, expected_batch: float = 256, steps: int = 300, **changes: Any) -> ExecutionPlan:
@@ -56,7 +41,7 @@ def power_strategy(bands: int, exponent: float) -> ToeplitzStrategy:
 
 
 def release(
-    ledger_id: str, event: MechanismEvent, delta: float = 1e-6, **fields: Any
+    ledger_id: str, event: mechanisms.MechanismEvent, delta: float = 1e-6, **fields: Any
 ) -> ReleaseRecord:
     usual = {"dataset": "notes", "unit": "patient", "epsilon": 1.0, "epsilon_rdp": None}
     body = usual | {"event": event.to_json(), "delta": delta, "ledger_id": ledger_id} | fields
@@ -64,7 +49,7 @@ def release(
 
 
 @dataclass(frozen=True)
-class Laplace(MechanismEvent):
+class Laplace(mechanisms.MechanismEvent):
     """A mechanism that the product lacks: Laplace noise on a sum of sensitivity 1."""
 
     kind = "laplace"
@@ -97,24 +82,26 @@ class LaplaceProfile(Profile):
         return 1 / self.scale
 
 
-EXAMPLES: list[MechanismEvent] = [
+EXAMPLES: list[mechanisms.MechanismEvent] = [
     POISSON,
-    TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
-    CyclicPoissonGaussian(3, ((0.2, 1.0, 4),), unit=PATIENT),
-    FixedSizeGaussian(4, ((2, 1.5, 1),), unit=PrivacyUnit.EXAMPLE),
-    Gaussian(2.0, 3),
-    ShuffledGaussian(1.5, 2),
+    mechanisms.TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
+    mechanisms.CyclicPoissonGaussian(3, ((0.2, 1.0, 4),), unit=PATIENT),
+    mechanisms.FixedSizeGaussian(4, ((2, 1.5, 1),), unit=mechanisms.PrivacyUnit.EXAMPLE),
+    mechanisms.Gaussian(2.0, 3),
+    mechanisms.ShuffledGaussian(1.5, 2),
     HISTOGRAM,
     PHRASES,
     WEIGHTS,
-    ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
-    ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3),
-    Composed((POISSON, HISTOGRAM), unit=PATIENT),
-    RandomCountSelection((Gaussian(2.0), Gaussian(4.0)), "poisson", 1e-6, mean=4.0),
-    RandomCountSelection(
+    mechanisms.ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
+    mechanisms.ConvertedRelation(mechanisms.Gaussian(2.0), REPLACE, 1e-3),
+    mechanisms.Composed((POISSON, HISTOGRAM), unit=PATIENT),
+    mechanisms.RandomCountSelection(
+        (mechanisms.Gaussian(2.0), mechanisms.Gaussian(4.0)), "poisson", 1e-6, mean=4.0
+    ),
+    mechanisms.RandomCountSelection(
         (POISSON,), "truncated-negative-binomial", 1e-6, eta=1.0, gamma=0.1, unit=PATIENT
     ),
-    Unaccounted("non-private training"),
+    mechanisms.Unaccounted("non-private training"),
     Laplace(0.7),
 ]
 
@@ -268,28 +255,32 @@ def weights_truth(scale: int, threshold: int, epsilon: float) -> float:
 
 
 # Each with the largest permitted ratio of the claimed δ to the true one.
-TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
+TRUTHS: list[tuple[mechanisms.MechanismEvent, Callable[[float], float], float]] = [
     (POISSON, lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
-    (PoissonGaussian.single(0.2, 1.0, 3), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
-    *((PoissonGaussian.single(rate, sigma, 1),
+    (mechanisms.PoissonGaussian.single(0.2, 1.0, 3), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
+    *((mechanisms.PoissonGaussian.single(rate, sigma, 1),
        lambda e, q=rate, s=sigma: either_way({0.0: 1 - q, 1.0: q}, {0.0: 1.0}, s, e), 1.001)
       for rate, sigma in ((0.01, 0.7), (0.3, 1.0), (0.9, 2.0))),
-    (CyclicPoissonGaussian(3, ((0.2, 1.0, 4),)), lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
-    (CyclicPoissonGaussian(2, ((0.2, 1.0, 6),)), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
-    (TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
+    (mechanisms.CyclicPoissonGaussian(3, ((0.2, 1.0, 4),)),
+     lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
+    (mechanisms.CyclicPoissonGaussian(2, ((0.2, 1.0, 6),)),
+     lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
+    (mechanisms.TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),
      lambda e: truncated_truth(4, 1, 0.5, 1.0, e), math.inf),
-    *((FixedSizeGaussian(4, ((batch, 1.5, 1),)),
+    *((mechanisms.FixedSizeGaussian(4, ((batch, 1.5, 1),)),
        lambda e, batch=batch: fixed_size_truth(4, batch, 1.5, e), math.inf)
       for batch in (1, 2, 4)),
-    (Gaussian(2.0, 3), lambda e: gaussian_truth(math.sqrt(3) / 2, e), 1.01),
-    (ShuffledGaussian(1.5, 2), lambda e: gaussian_truth(math.sqrt(2) / 1.5, e), 1.01),
+    (mechanisms.Gaussian(2.0, 3), lambda e: gaussian_truth(math.sqrt(3) / 2, e), 1.01),
+    (mechanisms.ShuffledGaussian(1.5, 2), lambda e: gaussian_truth(math.sqrt(2) / 1.5, e), 1.01),
     (HISTOGRAM, lambda e: max(histogram_truth(2, 1.6, 4, e)), 1.06),
     (PHRASES, lambda e: rounds_truth(1.6, 4, e), 1.6),
     (WEIGHTS, lambda e: weights_truth(200_000, 1_900_000, e), 1.02),
-    (ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
+    (mechanisms.ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
      lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
-    (ConvertedRelation(Gaussian(2.0), REPLACE, 1e-3), lambda e: gaussian_truth(1.0, e), math.inf),
-    (Composed((Gaussian(2.0), Gaussian(1.0))), lambda e: gaussian_truth(math.sqrt(1.25), e), 1.01),
+    (mechanisms.ConvertedRelation(mechanisms.Gaussian(2.0), REPLACE, 1e-3),
+     lambda e: gaussian_truth(1.0, e), math.inf),
+    (mechanisms.Composed((mechanisms.Gaussian(2.0), mechanisms.Gaussian(1.0))),
+     lambda e: gaussian_truth(math.sqrt(1.25), e), 1.01),
     (Laplace(0.7), lambda e: hockey_stick(
         lambda x: np.exp(-np.abs(x - 1) / 0.7) / 1.4, lambda x: np.exp(-np.abs(x) / 0.7) / 1.4,
         e, 16.0), 1.01),

@@ -8,25 +8,9 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
+from dp_core.privacy import mechanisms
+from dp_core.privacy.accounting import profiles
 from dp_core.privacy.accounting.accountants import composed_plds, composed_profile, gaussian_epsilon
-from dp_core.privacy.accounting.profiles import (
-    DiscreteGaussianTail,
-    Floats,
-    HistogramProfile,
-    SubsampledGaussian,
-    TruncatedSubsampledGaussian,
-    convolution_slack,
-    gaussian_delta,
-    shared_deltas,
-    upper_tail,
-)
-from dp_core.privacy.mechanisms import (
-    Gaussian,
-    PoissonGaussian,
-    ShuffledGaussian,
-    ThresholdedHistogram,
-    compose,
-)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
@@ -34,12 +18,14 @@ from dp_core.privacy.mechanisms import (
 def test_delta_is_the_integral(mu, epsilon):
     p, q = gaussian_mixture({mu: 1.0}, 1.0), gaussian_mixture({0.0: 1.0}, 1.0)
     expected = hockey_stick(p, q, epsilon, 16.0)
-    assert float(gaussian_delta(epsilon, mu)) == pytest.approx(expected, rel=1e-6, abs=1e-14)
+    assert float(profiles.gaussian_delta(epsilon, mu)) == pytest.approx(
+        expected, rel=1e-6, abs=1e-14
+    )
 
 
 def test_a_published_value() -> None:
     # σ of the analytic Gaussian mechanism for (1, 1e-5) and sensitivity 1 (Balle and Wang's code).
-    assert float(gaussian_delta(1.0, 1 / 3.730632)) == pytest.approx(1e-5, rel=1e-4)
+    assert float(profiles.gaussian_delta(1.0, 1 / 3.730632)) == pytest.approx(1e-5, rel=1e-4)
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.3, 2.0, 30.0])
@@ -47,14 +33,14 @@ def test_a_published_value() -> None:
 def test_epsilon_inverts_delta(mu, delta):
     epsilon = gaussian_epsilon(delta, mu)
     if epsilon == 0:
-        assert float(gaussian_delta(0.0, mu)) <= delta
+        assert float(profiles.gaussian_delta(0.0, mu)) <= delta
     else:
-        assert float(gaussian_delta(epsilon, mu)) == pytest.approx(delta, rel=1e-4)
+        assert float(profiles.gaussian_delta(epsilon, mu)) == pytest.approx(delta, rel=1e-4)
 
 
 def test_gaussian_without_sensitivity_has_no_privacy_loss():
-    assert np.allclose(gaussian_delta([0.0, 1.0], 0.0), 0.0)
-    assert float(gaussian_delta(-1.0, 0.0)) == pytest.approx(1 - math.exp(-1))
+    assert np.allclose(profiles.gaussian_delta([0.0, 1.0], 0.0), 0.0)
+    assert float(profiles.gaussian_delta(-1.0, 0.0)) == pytest.approx(1 - math.exp(-1))
 
 
 RATE, SIGMA = 0.3, 1.2
@@ -70,7 +56,9 @@ def with_unit(x: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.25])
 def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon):
-    adding, removing = composed_plds(PoissonGaussian.single(RATE, SIGMA, 1).steps(), 1e-4)
+    adding, removing = composed_plds(
+        mechanisms.PoissonGaussian.single(RATE, SIGMA, 1).steps(), 1e-4
+    )
     for side, p, q in ((adding, with_unit, without), (removing, without, with_unit)):
         excess = quad(
             lambda x, p=p, q=q: max(0.0, p(x) - math.exp(epsilon) * q(x)), -15, 15, limit=400
@@ -81,13 +69,15 @@ def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon):
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.4])
 def test_that_a_lone_word_was_not_released_speaks_against_its_unit(epsilon):
     """A word of only this unit is absent without it, and hidden with probability 1 − τ with it."""
-    profile = HistogramProfile(1, 5.0, 2)
+    profile = profiles.HistogramProfile(1, 5.0, 2)
     with_unit, without_unit = (float(side[0]) for side in profile.directions([epsilon]))
     assert with_unit == pytest.approx(profile.tail)
     assert without_unit == pytest.approx(1 - math.exp(epsilon) * (1 - profile.tail))
 
 
-def cut_profile(others: int, cap: int, rate: float, mu: float, eps: Floats) -> list[Floats]:
+def cut_profile(
+    others: int, cap: int, rate: float, mu: float, eps: profiles.Floats
+) -> list[profiles.Floats]:
     """Return the profile of truncated batches for a known number of other units.
 
     It is a mixture over whether the batch is truncated.
@@ -96,11 +86,11 @@ def cut_profile(others: int, cap: int, rate: float, mu: float, eps: Floats) -> l
     law = binom.pmf(drawn, others, rate)
     full = drawn >= cap
     cut = law[full].sum()
-    plain = SubsampledGaussian(rate, mu).directions(eps)
+    plain = profiles.SubsampledGaussian(rate, mu).directions(eps)
     if not cut:
         return list(plain)
     replacing = float((law * rate * cap / (drawn + 1))[full].sum() / cut)
-    replaced = SubsampledGaussian(replacing, 2 * mu).directions(eps)
+    replaced = profiles.SubsampledGaussian(replacing, 2 * mu).directions(eps)
     return [(1 - cut) * a + cut * b for a, b in zip(plain, replaced, strict=True)]
 
 
@@ -110,7 +100,7 @@ def cut_profile(others: int, cap: int, rate: float, mu: float, eps: Floats) -> l
 )
 def test_profile_of_cut_batches_covers_every_true_number_of_units(units, cap, rate):
     eps = np.linspace(0, 6, 60)
-    found = TruncatedSubsampledGaussian(units, cap, rate, 1 / SIGMA).directions(eps)
+    found = profiles.TruncatedSubsampledGaussian(units, cap, rate, 1 / SIGMA).directions(eps)
     of_all = [cut_profile(m, cap, rate, 1 / SIGMA, eps) for m in range(units)]
     for side, bound in enumerate(found):
         worst = np.max([one[side] for one in of_all], axis=0)
@@ -121,14 +111,14 @@ def test_profile_of_cut_batches_covers_every_true_number_of_units(units, cap, ra
 
 def test_epochs_of_shuffled_batches_add_up_at_each_order():
     """Each epoch is one Gaussian mechanism, of Rényi divergence α/2σ²."""
-    curve = ShuffledGaussian(SIGMA, 5).rdp([2, 8])
+    curve = mechanisms.ShuffledGaussian(SIGMA, 5).rdp([2, 8])
     np.testing.assert_allclose(curve, [5 * 2 / (2 * SIGMA**2), 5 * 8 / (2 * SIGMA**2)])
 
 
 def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole():
-    histogram, training = ThresholdedHistogram(4, 8.0, 40), Gaussian(2.0)
+    histogram, training = mechanisms.ThresholdedHistogram(4, 8.0, 40), mechanisms.Gaussian(2.0)
     assert training.rdp([2]) is not None
-    assert compose(histogram, training).rdp([2]) is None
+    assert mechanisms.compose(histogram, training).rdp([2]) is None
 
 
 @pytest.mark.parametrize("s", [0.7, 3.0, 100.0])
@@ -136,7 +126,7 @@ def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole():
 def test_tail_is_the_sum(s, k):
     reach = math.ceil(40 * s)
     exact = math.fsum(discrete_pmf(s, reach)[reach + k :])
-    tail = DiscreteGaussianTail(s)
+    tail = profiles.DiscreteGaussianTail(s)
     lower, upper = tail.lower(k), tail.upper(k)
     assert float(lower) == pytest.approx(exact, rel=1e-12)
     assert float(upper) == pytest.approx(exact, rel=1e-12)
@@ -148,7 +138,7 @@ def test_beyond_summation_the_bounds_enclose_the_sum(deviations):
     k = round(deviations * s)
     terms = np.exp(-(np.arange(-200_000, 200_001.0) ** 2) / (2 * s * s))
     exact = math.fsum(terms[200_000 + k :]) / math.fsum(terms)
-    tail = DiscreteGaussianTail(s)
+    tail = profiles.DiscreteGaussianTail(s)
     lower, upper = tail.lower(k), tail.upper(k)
     assert float(lower) <= exact * (1 + 1e-12) <= float(upper) * (1 + 2e-12)
     assert float(upper - lower) <= 1e-8 + 1e-5 * exact
@@ -159,17 +149,17 @@ def test_beyond_summation_the_bounds_enclose_the_sum(deviations):
 )
 def test_the_worst_number_of_lone_words_is_found(n, sigma, threshold):
     """The search by halving finds the same bounds as an evaluation of every ℓ."""
-    profile = HistogramProfile(n, sigma, threshold)
+    profile = profiles.HistogramProfile(n, sigma, threshold)
     stay = math.log1p(-profile.tail)
     epsilons = np.linspace(0, profile.reach(), 9)
     claimed = np.stack(profile.directions(epsilons))
     for epsilon, (with_unit, without) in zip(epsilons, claimed.T, strict=True):
         every = range(n + 1)
         released = [-math.expm1(lone * stay) for lone in every]
-        hidden = [shared_deltas(n, sigma, epsilon - lone * stay)[lone] for lone in every]
+        hidden = [profiles.shared_deltas(n, sigma, epsilon - lone * stay)[lone] for lone in every]
         each = [r + (1 - r) * h for r, h in zip(released, hidden, strict=True)]
         assert with_unit == pytest.approx(max(each), rel=1e-14)
-        gone = [shared_deltas(n, sigma, epsilon + lone * stay)[lone] for lone in every]
+        gone = [profiles.shared_deltas(n, sigma, epsilon + lone * stay)[lone] for lone in every]
         assert without == pytest.approx(max(gone), rel=1e-14)
 
 
@@ -184,7 +174,7 @@ def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma, m):
     # Further out, the ends of the arrays truncate the sum.
     near = np.abs(np.arange(-m * reach, m * reach + 1)) <= reach / 2
     worst = np.max(np.abs(np.log(total[near] / target[near])))
-    slack = convolution_slack(m, sigma)
+    slack = profiles.convolution_slack(m, sigma)
     assert worst <= slack * (1 + 1e-9) + 1e-12
     if m == 2:  # later terms are looser
         assert slack <= 6 * worst
@@ -201,14 +191,14 @@ def test_shared_words_are_the_enumeration(m, epsilon):
     for _ in range(m - 1):
         p, q = np.multiply.outer(p, moved).ravel(), np.multiply.outer(q, still).ravel()
     exact = float(np.sum(np.maximum(0.0, p - math.exp(epsilon) * q)))
-    claimed = shared_deltas(m, sigma, epsilon)[0]
+    claimed = profiles.shared_deltas(m, sigma, epsilon)[0]
     assert exact * (1 - 1e-9) <= claimed <= exact * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 0.8, 2.0])
 def test_the_whole_mechanism_by_enumeration(epsilon):
     n, sigma, threshold = 2, 1.6, 4
-    claimed = HistogramProfile(n, sigma, threshold).directions([epsilon])
+    claimed = profiles.HistogramProfile(n, sigma, threshold).directions([epsilon])
     for truth, bound in zip(histogram_truth(n, sigma, threshold, epsilon), claimed, strict=True):
         # The threshold also hides shared words occasionally, which the bound ignores.
         assert truth <= bound[0] * (1 + 1e-9)
@@ -217,10 +207,10 @@ def test_the_whole_mechanism_by_enumeration(epsilon):
 
 def test_the_pld_is_the_profile_and_better_than_adding_a_delta():
     """The continuous formula accepts thresholds from 1136.8; discrete noise has more at 1137."""
-    event = ThresholdedHistogram(256, 166.0, 1137)
+    event = mechanisms.ThresholdedHistogram(256, 166.0, 1137)
     assert event.profile.delta_at(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
     assert composed_profile(event)(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
-    naive = float(gaussian_delta(0.5178, 16 / 166)) + 256 * float(norm.sf(1135.8 / 166))
+    naive = float(profiles.gaussian_delta(0.5178, 16 / 166)) + 256 * float(norm.sf(1135.8 / 166))
     assert naive == pytest.approx(1.84e-9, rel=0.01)
 
 
@@ -238,7 +228,7 @@ def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(n, sigma
         return float(tails[k - n + middle] - math.exp(epsilon) * tails[k + middle])
 
     exact = float(brentq(lambda epsilon: truth(epsilon) - 1e-4, 0.0, 40.0))
-    steps = ThresholdedHistogram(n, sigma, threshold).steps()
+    steps = mechanisms.ThresholdedHistogram(n, sigma, threshold).steps()
     for interval in (1e-2, 1e-3, 1e-4):
         claimed = max(pld.epsilon(1e-4) for pld in composed_plds(steps, interval))
         assert exact <= claimed <= exact * 1.01
@@ -247,10 +237,10 @@ def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(n, sigma
 def test_blocks_bound_the_exact_maximum() -> None:
     # 600 words per unit are bounded in blocks of three; each single ℓ must lie below.
     n, sigma, threshold, epsilon = 600, 120.0, 800, 1.0
-    claimed = HistogramProfile(n, sigma, threshold).delta_at(epsilon)
-    tail = upper_tail(threshold - 1, sigma)
+    claimed = profiles.HistogramProfile(n, sigma, threshold).delta_at(epsilon)
+    tail = profiles.upper_tail(threshold - 1, sigma)
     exact = max(
-        float(gaussian_delta(epsilon, math.sqrt(n - ell) / sigma))
+        float(profiles.gaussian_delta(epsilon, math.sqrt(n - ell) / sigma))
         - math.expm1(ell * math.log1p(-tail))
         for ell in range(n + 1)
     )

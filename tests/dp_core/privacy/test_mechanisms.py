@@ -9,26 +9,9 @@ import pytest
 from mechanism_examples import EXAMPLES, HISTOGRAM, PATIENT, POISSON, TRUTHS, Laplace, release
 
 from dp_core.errors import BadInput
+from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, epsilon_rdp
 from dp_core.privacy.mechanism_event import REGISTRY
-from dp_core.privacy.mechanisms import (
-    Composed,
-    ConvertedRelation,
-    CyclicPoissonGaussian,
-    FixedSizeGaussian,
-    Gaussian,
-    MechanismEvent,
-    NeighboringRelation,
-    PoissonGaussian,
-    PrivacyUnit,
-    RandomCountSelection,
-    ShuffledGaussian,
-    ThresholdedHistogram,
-    TruncatedPoissonGaussian,
-    Unaccounted,
-    compose,
-    under,
-)
 from dp_core.privacy.statement import privacy_statement, total_epsilon
 
 
@@ -37,11 +20,11 @@ def laplace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, ("laplace", 1), Laplace)
 
 
-def read_back(event: MechanismEvent) -> MechanismEvent:
-    return MechanismEvent.from_json(json.loads(json.dumps(event.to_json())))
+def read_back(event: mechanisms.MechanismEvent) -> mechanisms.MechanismEvent:
+    return mechanisms.MechanismEvent.from_json(json.loads(json.dumps(event.to_json())))
 
 
-def every_part(event: MechanismEvent) -> Iterator[MechanismEvent]:
+def every_part(event: mechanisms.MechanismEvent) -> Iterator[mechanisms.MechanismEvent]:
     yield event
     for part in event.parts:
         yield from every_part(part)
@@ -60,8 +43,8 @@ class TestMechanism:
         assert hash(read_back(event)) == hash(event)
 
     def test_a_unit_is_stated_in_every_part(self, event):
-        stating = event.stating(PrivacyUnit.DOCUMENT)
-        assert {part.unit for part in every_part(stating)} == {PrivacyUnit.DOCUMENT}
+        stating = event.stating(mechanisms.PrivacyUnit.DOCUMENT)
+        assert {part.unit for part in every_part(stating)} == {mechanisms.PrivacyUnit.DOCUMENT}
         assert read_back(stating) == stating
         assert epsilon_pld(stating, 1e-4) == epsilon_pld(event, 1e-4)
 
@@ -91,7 +74,7 @@ class TestMechanism:
             assert epsilon_pld(event, 1e-4) <= epsilon * (1 + 1e-9)
 
     def test_composition_with_itself_doubles_the_renyi_curve(self, event):
-        twice, curve = compose(event, event), event.rdp([4.0])
+        twice, curve = mechanisms.compose(event, event), event.rdp([4.0])
         assert twice.relation is event.relation
         if curve is not None:
             assert twice.rdp([4.0]) == pytest.approx(2 * curve)
@@ -103,12 +86,12 @@ class TestMechanism:
             again = epsilon_pld(twice, 0.1)
             assert epsilon_pld(event, 0.1) <= again <= 2 * epsilon_pld(event, 0.05) * (1 + 1e-3)
 
-    @pytest.mark.parametrize("relation", NeighboringRelation)
+    @pytest.mark.parametrize("relation", mechanisms.NeighboringRelation)
     def test_other_neighbours_are_proven_or_refused(self, event, relation):
-        converted = under(event, relation, 1e-6)
+        converted = mechanisms.under(event, relation, 1e-6)
         if converted is None:
             with pytest.raises(BadInput):
-                ConvertedRelation(event, relation, 1e-6, unit=event.unit)
+                mechanisms.ConvertedRelation(event, relation, 1e-6, unit=event.unit)
         else:
             assert converted.relation is relation
             assert read_back(converted) == converted
@@ -122,32 +105,37 @@ def test_the_claim_lies_above_what_brute_force_finds(event, truth, slack, epsilo
     assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * slack + 1e-6
 
 
-ONE, SHUFFLED = Gaussian(1.0), ShuffledGaussian(1.0, 1)
+ONE, SHUFFLED = mechanisms.Gaussian(1.0), mechanisms.ShuffledGaussian(1.0, 1)
 IMPOSSIBLE = {
-    PoissonGaussian: [((),), (((0.5, 1.0),),)],
-    PoissonGaussian.single: [
+    mechanisms.PoissonGaussian: [((),), (((0.5, 1.0),),)],
+    mechanisms.PoissonGaussian.single: [
         (1.5, 1.0, 10), (0.0, 1.0, 10), (0.5, 0.0, 10), (0.5, math.inf, 10), (0.5, 1.0, 0),
     ],
-    TruncatedPoissonGaussian: [(0, 1, ((0.5, 1.0, 1),)), (10, 0, ((0.5, 1.0, 1),))],
-    CyclicPoissonGaussian: [
+    mechanisms.TruncatedPoissonGaussian: [(0, 1, ((0.5, 1.0, 1),)), (10, 0, ((0.5, 1.0, 1),))],
+    mechanisms.CyclicPoissonGaussian: [
         (0, ((0.5, 1.0, 1),)), (1.5, ((0.5, 1.0, 1),)), (2, ((1.5, 1.0, 1),)),
     ],
-    FixedSizeGaussian: [(0, ((1, 1.0, 1),)), (10, ((11, 1.0, 1),)), (10, ((1.5, 1.0, 1),))],
-    Gaussian: [(0.0,), (1.0, 0)],
-    ShuffledGaussian: [(math.nan, 1)],
-    ThresholdedHistogram: [(0, 1.0, 1), (1, 0.0, 1), (1, 1.0, 0), (1, 1.0, 1.5)],
-    ConvertedRelation: [
-        (ONE, NeighboringRelation.REPLACE),
-        (ONE, NeighboringRelation.ZERO_OUT, 1e-6),
-        (POISSON, NeighboringRelation.ZERO_OUT),  # the units differ
+    mechanisms.FixedSizeGaussian: [
+        (0, ((1, 1.0, 1),)), (10, ((11, 1.0, 1),)), (10, ((1.5, 1.0, 1),)),
     ],
-    partial(RandomCountSelection, mean=1.0): [
+    mechanisms.Gaussian: [(0.0,), (1.0, 0)],
+    mechanisms.ShuffledGaussian: [(math.nan, 1)],
+    mechanisms.ThresholdedHistogram: [(0, 1.0, 1), (1, 0.0, 1), (1, 1.0, 0), (1, 1.0, 1.5)],
+    mechanisms.ConvertedRelation: [
+        (ONE, mechanisms.NeighboringRelation.REPLACE),
+        (ONE, mechanisms.NeighboringRelation.ZERO_OUT, 1e-6),
+        (POISSON, mechanisms.NeighboringRelation.ZERO_OUT),  # the units differ
+    ],
+    partial(mechanisms.RandomCountSelection, mean=1.0): [
         ((), "poisson", 1e-6), ((ONE, POISSON), "poisson", 1e-6), ((ONE,), "fixed", 1e-6),
     ],
     Laplace: [(0.0,)],
-    Composed: [((),), ((ONE, SHUFFLED),), ((ONE, FixedSizeGaussian(10, ((1, 1.0, 1),))),)],
-    partial(Composed, unit=PATIENT): [((POISSON, ONE),)],
-    partial(Composed, unit=PrivacyUnit.EXAMPLE): [((POISSON,),)],  # hides the unit of its parts
+    mechanisms.Composed: [
+        ((),), ((ONE, SHUFFLED),), ((ONE, mechanisms.FixedSizeGaussian(10, ((1, 1.0, 1),))),),
+    ],
+    partial(mechanisms.Composed, unit=PATIENT): [((POISSON, ONE),)],
+    # hides the unit of its parts
+    partial(mechanisms.Composed, unit=mechanisms.PrivacyUnit.EXAMPLE): [((POISSON,),)],
 }  # fmt: skip
 
 
@@ -165,21 +153,21 @@ CHANGES = json.loads((Path(__file__).parent / "unknown_events.json").read_text()
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_unknown_kinds_versions_and_fields_are_refused(change):
     with pytest.raises(BadInput):
-        MechanismEvent.from_json(POISSON.to_json() | change)
+        mechanisms.MechanismEvent.from_json(POISSON.to_json() | change)
 
 
 def test_a_missing_field_is_refused():
-    data = Unaccounted("x").to_json()
+    data = mechanisms.Unaccounted("x").to_json()
     del data["reason"]
     with pytest.raises(BadInput, match="reason"):
-        MechanismEvent.from_json(data)
+        mechanisms.MechanismEvent.from_json(data)
 
 
 def test_each_kind_has_its_neighbours():
     relations = {event.kind: event.relation for event in EXAMPLES if not event.parts}
-    assert relations.pop("fixed_size_gaussian") is NeighboringRelation.REPLACE
-    assert relations.pop("shuffled_gaussian") is NeighboringRelation.ZERO_OUT
-    assert set(relations.values()) == {NeighboringRelation.ADD_REMOVE}
+    assert relations.pop("fixed_size_gaussian") is mechanisms.NeighboringRelation.REPLACE
+    assert relations.pop("shuffled_gaussian") is mechanisms.NeighboringRelation.ZERO_OUT
+    assert set(relations.values()) == {mechanisms.NeighboringRelation.ADD_REMOVE}
 
 
 def test_one_charge_covers_several_models_only_where_every_iterate_is_released():
@@ -189,25 +177,25 @@ def test_one_charge_covers_several_models_only_where_every_iterate_is_released()
         "poisson_gaussian", "truncated_poisson_gaussian", "cyclic_poisson_gaussian",
         "fixed_size_gaussian", "gaussian", "shuffled_gaussian",
     }  # fmt: skip
-    assert compose(POISSON, POISSON).covers_every_iterate
-    assert not compose(POISSON, HISTOGRAM).covers_every_iterate
-    converted = under(POISSON, NeighboringRelation.REPLACE, 1e-6)
+    assert mechanisms.compose(POISSON, POISSON).covers_every_iterate
+    assert not mechanisms.compose(POISSON, HISTOGRAM).covers_every_iterate
+    converted = mechanisms.under(POISSON, mechanisms.NeighboringRelation.REPLACE, 1e-6)
     assert converted is not None and converted.covers_every_iterate
-    selections = [event for event in EXAMPLES if isinstance(event, RandomCountSelection)]
+    selections = [event for event in EXAMPLES if isinstance(event, mechanisms.RandomCountSelection)]
     assert any(all(one.covers_every_iterate for one in s.candidates) for s in selections)
     assert not any(selection.covers_every_iterate for selection in selections)
 
 
 def test_examples_of_different_lengths_do_not_compose():
-    short, long = (POISSON.stating(PrivacyUnit.EXAMPLE, words) for words in (64, 256))
+    short, long = (POISSON.stating(mechanisms.PrivacyUnit.EXAMPLE, words) for words in (64, 256))
     with pytest.raises(BadInput, match=r"example of 64 words.*example of 256 words"):
-        compose(short, long)
+        mechanisms.compose(short, long)
     assert total_epsilon([short, long], 1e-6) is None
-    both = compose(short, short)
+    both = mechanisms.compose(short, short)
     assert both.protects == short.protects
-    assert MechanismEvent.from_json(both.to_json()) == both
+    assert mechanisms.MechanismEvent.from_json(both.to_json()) == both
     assert {part.example_words for part in both.parts} == {64}
     assert "example_words" not in POISSON.to_json()
     for wrong in (-1, 1.5, True, "64"):
         with pytest.raises(BadInput):
-            MechanismEvent.from_json(short.to_json() | {"example_words": wrong})
+            mechanisms.MechanismEvent.from_json(short.to_json() | {"example_words": wrong})

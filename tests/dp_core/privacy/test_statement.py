@@ -4,21 +4,13 @@ import math
 import pytest
 from mechanism_examples import release
 
+from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.mechanisms import (
-    MechanismEvent,
-    PoissonGaussian,
-    PrivacyUnit,
-    ShuffledGaussian,
-    ThresholdedHistogram,
-    Unaccounted,
-    compose,
-)
 from dp_core.privacy.statement import privacy_statement
 
-PATIENT = PrivacyUnit.PATIENT
-VOCABULARY = ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
-TRAINING = PoissonGaussian.single(0.064, 1.5, 100, unit=PATIENT)
+PATIENT = mechanisms.PrivacyUnit.PATIENT
+VOCABULARY = mechanisms.ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
+TRAINING = mechanisms.PoissonGaussian.single(0.064, 1.5, 100, unit=PATIENT)
 
 
 BOTH = [release("L-17", VOCABULARY, 1e-7), release("L-18", TRAINING, 1e-6)]
@@ -26,12 +18,12 @@ BOTH = [release("L-17", VOCABULARY, 1e-7), release("L-18", TRAINING, 1e-6)]
 
 def test_it_states_the_composition_in_words_and_in_data():
     statement = privacy_statement(BOTH)
-    total = epsilon_pld(compose(VOCABULARY, TRAINING), 1.1e-6)
+    total = epsilon_pld(mechanisms.compose(VOCABULARY, TRAINING), 1.1e-6)
     assert statement.epsilon == pytest.approx(total)
     data = json.loads(json.dumps(statement.data))
     assert (data["unit"], data["delta"], data["private"]) == ("patient", 1.1e-6, True)
     assert data["ledger_ids"] == ["L-17", "L-18"]
-    events = [MechanismEvent.from_json(r["event"]) for r in data["releases"]]
+    events = [mechanisms.MechanismEvent.from_json(r["event"]) for r in data["releases"]]
     assert events == [VOCABULARY, TRAINING]
     for said in (f"{total:.4g}", "1.1e-06", "patient", "added or removed", "Poisson", "L-17"):
         assert said in statement.words
@@ -74,7 +66,7 @@ def test_made_up_text_is_said():
 
 
 def test_training_without_privacy_is_said():
-    free = Unaccounted("non-private pre-training", unit=PATIENT)
+    free = mechanisms.Unaccounted("non-private pre-training", unit=PATIENT)
     statement = privacy_statement([*BOTH, release("L-19", free, 0.0001)])
     assert statement.epsilon == math.inf
     assert statement.data["epsilon"] == "inf"
@@ -84,7 +76,7 @@ def test_training_without_privacy_is_said():
 
 
 def test_guarantees_of_different_units_have_no_total():
-    shuffled = release("L-20", ShuffledGaussian(2.0, 3, unit=PATIENT))
+    shuffled = release("L-20", mechanisms.ShuffledGaussian(2.0, 3, unit=PATIENT))
     statement = privacy_statement([BOTH[0], shuffled])
     assert statement.epsilon is None
     assert "No total is claimed" in statement.words

@@ -7,25 +7,18 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
+from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, gaussian_epsilon
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
-from dp_core.privacy.mechanisms import (
-    Gaussian,
-    MechanismEvent,
-    PoissonGaussian,
-    PrivacyUnit,
-    ThresholdedHistogram,
-    Unaccounted,
-)
 
 RATES = [1e-6, 1e-4, 0.01, 0.2, 0.5, 0.8, 0.99, 1.0]
-PATIENT = PrivacyUnit.PATIENT
+PATIENT = mechanisms.PrivacyUnit.PATIENT
 
 
 profile_of = functools.cache(PrivacyProfile.of_event)
 
 
-def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
+def tpr_ceiling(event: mechanisms.MechanismEvent, fpr: float) -> float:
     return profile_of(event).true_positive_rate(fpr)
 
 
@@ -34,10 +27,10 @@ def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
 def test_of_a_gaussian_it_is_the_likelihood_ratio_test(mu, fpr):
     """TPR = Φ(Φ⁻¹(FPR) + μ) by Dong, Roth and Su 2022, equation 6."""
     best = norm.cdf(norm.ppf(fpr) + mu)
-    found = tpr_ceiling(Gaussian(1 / mu), fpr)
+    found = tpr_ceiling(mechanisms.Gaussian(1 / mu), fpr)
     assert best <= found <= best * 1.0005
     for wrong in (2 / 3, 3 / 2):
-        assert abs(tpr_ceiling(Gaussian(wrong / mu), fpr) / best - 1) > 1e-3
+        assert abs(tpr_ceiling(mechanisms.Gaussian(wrong / mu), fpr) / best - 1) > 1e-3
 
 
 @pytest.mark.parametrize("with_unit", [True, False])
@@ -51,7 +44,7 @@ def test_no_attack_on_a_sampled_sum_passes_it(with_unit):
     order = np.argsort(-p / np.maximum(q, 1e-300))
     false, true = np.cumsum(q[order]), np.cumsum(p[order])
     best = float(np.interp(fpr, false, true))
-    found = tpr_ceiling(PoissonGaussian.single(rate, sigma, 1), fpr)
+    found = tpr_ceiling(mechanisms.PoissonGaussian.single(rate, sigma, 1), fpr)
     assert best <= found * (1 + 1e-9)
     if with_unit:
         assert found <= best * 1.01
@@ -60,7 +53,7 @@ def test_no_attack_on_a_sampled_sum_passes_it(with_unit):
 @pytest.mark.parametrize("fpr", [-0.1, 1.1, math.nan])
 def test_a_rate_is_within_0_and_1(fpr):
     with pytest.raises(BadInput):
-        tpr_ceiling(Gaussian(1.0), fpr)
+        tpr_ceiling(mechanisms.Gaussian(1.0), fpr)
     with pytest.raises(BadInput):
         PrivacyProfile.of_claim(1.0, 0.0).true_positive_rate(fpr)
 
@@ -105,7 +98,7 @@ def test_a_gaussian_curve_has_the_epsilon_that_it_was_made_of():
 
 def test_a_mechanisms_curve_is_below_the_truth_and_close_to_it():
     sigma = 1.25
-    tabulated = profile_of(Gaussian(sigma, unit=PATIENT))
+    tabulated = profile_of(mechanisms.Gaussian(sigma, unit=PATIENT))
     exact = GaussianTradeOff(1 / sigma)
     for r in RATES:
         bound, truth = tabulated.least_false_positive_rate(r), exact.least_false_positive_rate(r)
@@ -121,7 +114,7 @@ def test_curves_are_convex_and_never_fall(curve):
 
 
 def test_released_words_have_a_curve_though_no_epsilon_reaches_every_delta():
-    event = ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
+    event = mechanisms.ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
     assert epsilon_pld(event, 1e-12) == math.inf
     profile = profile_of(event)
     stated = PrivacyProfile.of_claim(epsilon_pld(event, 1e-6), 1e-6)
@@ -131,8 +124,8 @@ def test_released_words_have_a_curve_though_no_epsilon_reaches_every_delta():
 
 
 def test_infinite_epsilon_excludes_no_attack():
-    nothing = PrivacyProfile.of_event(Unaccounted("no promise", unit=PATIENT))
+    nothing = PrivacyProfile.of_event(mechanisms.Unaccounted("no promise", unit=PATIENT))
     assert nothing == PrivacyProfile.of_claim(math.inf, 0.0) == PrivacyProfile(())
-    assert tpr_ceiling(Unaccounted("for comparison"), 0.001) == 1.0
+    assert tpr_ceiling(mechanisms.Unaccounted("for comparison"), 0.001) == 1.0
     assert nothing.least_false_positive_rate(1.0) == 0.0
     assert gaussian_epsilon(1e-5, 0.9) > 3

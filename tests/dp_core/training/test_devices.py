@@ -5,38 +5,34 @@ import pytest
 import tensorflow as tf
 
 from dp_core.errors import BadInput
-from dp_core.training.devices import (
-    configure,
-    keep_freed_memory,
-    replicas,
-    single_device,
-    strategy_for,
-)
+from dp_core.training import devices
 
 
 def test_number_of_devices_follows_from_the_device_name():
-    assert [replicas(d) for d in ("cpu", "gpu", "mock-tpu:1", "mock-tpu:8")] == [1, 1, 1, 8]
+    assert [devices.replicas(d) for d in ("cpu", "gpu", "mock-tpu:1", "mock-tpu:8")] == [1, 1, 1, 8]
     for device, number in (("cpu", 1), ("mock-tpu:2", 2)):
-        assert strategy_for(device).num_replicas_in_sync == number
-    assert single_device("mock-tpu:2") == single_device("cpu") == "/cpu:0"  # of fine-tuning
+        assert devices.strategy_for(device).num_replicas_in_sync == number
+    assert (
+        devices.single_device("mock-tpu:2") == devices.single_device("cpu") == "/cpu:0"
+    )  # of fine-tuning
 
 
 @pytest.mark.parametrize("name", ["mock-tpu:0", "mock-tpu", "cuda", ""])
 def test_unknown_device_is_refused(name):
     with pytest.raises(BadInput, match="is not a device"):
-        strategy_for(name)
+        devices.strategy_for(name)
 
 
 def test_more_devices_than_were_configured_are_refused():
     tf.constant(0.0)
     with pytest.raises(BadInput, match="already running with fewer devices"):
-        configure("mock-tpu:64")
+        devices.configure("mock-tpu:64")
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
 def test_missing_gpu_is_reported_in_one_line():
     with pytest.raises(BadInput, match="no GPU"):
-        strategy_for("gpu")
+        devices.strategy_for("gpu")
 
 
 @pytest.mark.parametrize(
@@ -48,12 +44,12 @@ def test_missing_tpu_is_reported_in_one_line(monkeypatch, error):
 
     monkeypatch.setattr(tf.distribute.cluster_resolver.TPUClusterResolver, "connect", connect)
     with pytest.raises(BadInput, match=r"no TPU found\. Choose cpu or mock-tpu:N"):
-        strategy_for("tpu")
+        devices.strategy_for("tpu")
 
 
 def test_float32_products_are_not_rounded_to_fewer_bits():
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    strategy_for("cpu")
+    devices.strategy_for("cpu")
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
 
 
@@ -75,7 +71,7 @@ print(resident() - before)
 """
 
 
-@pytest.mark.skipif(not keep_freed_memory(), reason="no glibc here")
+@pytest.mark.skipif(not devices.keep_freed_memory(), reason="no glibc here")
 def test_freed_memory_is_kept_only_on_request():
     kept, returned = (
         int(
@@ -91,4 +87,4 @@ def test_freed_memory_is_kept_only_on_request():
 
 def test_other_platforms_report_that_memory_is_not_kept(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not keep_freed_memory()
+    assert not devices.keep_freed_memory()

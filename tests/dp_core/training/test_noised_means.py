@@ -6,14 +6,8 @@ import tensorflow as tf
 from noised_updates import flat
 from scipy import stats
 
+from dp_core.privacy import noise_addition
 from dp_core.privacy import noise_addition as module
-from dp_core.privacy.noise_addition import (
-    UpdateNoise,
-    lattice_noise,
-    lattice_scale,
-    noise_key,
-    noised_means,
-)
 from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed(2)
@@ -32,8 +26,8 @@ def zeros(shapes=SHAPES):
 
 
 def drawn(*, seed=SEED, manifest=b"m", t=3, sigma=1.0, clip=1.0, totals=None, divisor=1.0):
-    noise = UpdateNoise(seed, manifest, t, sigma, clip)
-    means = noised_means(totals or zeros(), noise, divisor)
+    noise = noise_addition.UpdateNoise(seed, manifest, t, sigma, clip)
+    means = noise_addition.noised_means(totals or zeros(), noise, divisor)
     return {name: mean.numpy() for name, mean in means.items()}
 
 
@@ -41,9 +35,9 @@ VALUES = sum(np.prod(shape) for shape in SHAPES.values())
 
 
 def expected(name, sizes, sigma=1.0):
-    key = noise_key(SEED, b"m", 3, name)
-    noise = np.concatenate([lattice_noise(key, n, j) for j, n in enumerate(sizes)])
-    return (noise / lattice_scale(sigma, 1.0, VALUES)).astype(np.float32)
+    key = noise_addition.noise_key(SEED, b"m", 3, name)
+    noise = np.concatenate([noise_addition.lattice_noise(key, n, j) for j, n in enumerate(sizes)])
+    return (noise / noise_addition.lattice_scale(sigma, 1.0, VALUES)).astype(np.float32)
 
 
 def test_noise_has_the_parameters_shapes_and_differs_between_blocks():
@@ -117,9 +111,11 @@ def test_lattice_bound_covers_all_values_of_the_model(monkeypatch):
 
 def test_sums_and_earlier_means_are_not_overwritten():
     totals = {"w": tf.range(1000.0), "v": tf.range(10.0)}
-    first = noised_means(totals, UpdateNoise(SEED, b"m", 0, 1.0, 1.0), 1.0)
+    first = noise_addition.noised_means(
+        totals, noise_addition.UpdateNoise(SEED, b"m", 0, 1.0, 1.0), 1.0
+    )
     before = {name: mean.numpy().copy() for name, mean in first.items()}
-    noised_means(totals, UpdateNoise(SEED, b"m", 1, 1.0, 1.0), 1.0)
+    noise_addition.noised_means(totals, noise_addition.UpdateNoise(SEED, b"m", 1, 1.0, 1.0), 1.0)
     for name, mean in first.items():
         np.testing.assert_array_equal(mean, before[name])
         np.testing.assert_array_equal(totals[name], np.arange(len(mean)))
@@ -132,7 +128,7 @@ def test_error_in_a_noise_thread_is_raised(monkeypatch):
 
 
 def test_printed_noise_does_not_contain_its_secret():
-    shown = repr(UpdateNoise(SEED, b"m", 0, 1.5, 0.1))
+    shown = repr(noise_addition.UpdateNoise(SEED, b"m", 0, 1.5, 0.1))
     assert shown == "UpdateNoise(t=0, noise_multiplier=1.5, clip_norm=0.1, " + (
         "strategy=ToeplitzStrategy(coefficients=(65536,)))"
     )

@@ -95,14 +95,7 @@ def test_realised_batch_equals_the_drawn_units(train, plan_of):
     assert 0 < reports[-1].clipped <= 1
 
 
-@pytest.mark.parametrize(
-    "declared,changes,message",
-    [
-        (30, {"vocab_size": 39}, "larger than the model's"),
-        (30, {"max_positions": 11}, "the model's 11 positions"),
-        (23, {}, "more units than declared"),
-    ],
-)
+@pytest.mark.cases
 def test_inconsistent_arguments_are_refused(train, plan_of, config, declared, changes, message):
     with pytest.raises(BadInput, match=message):
         train(plan_of(declared_units=declared), model=dataclasses.replace(config, **changes))

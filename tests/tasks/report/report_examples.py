@@ -35,13 +35,8 @@ from dp_core.audit.membership import LowRate, MembershipRow, RarityBucket, Share
 from dp_core.audit.protocol import Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator
+from dp_core.privacy import mechanisms
 from dp_core.privacy.ledger import Entry, State
-from dp_core.privacy.mechanisms import (
-    MechanismEvent,
-    PoissonGaussian,
-    PrivacyUnit,
-    ThresholdedHistogram,
-)
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.points import Mode
@@ -70,7 +65,7 @@ def canaries(per_group: int, rates: tuple[float, ...], seed: int) -> list[Canary
 
 
 def cost(epsilon: float, delta: float) -> Cost:
-    return Cost(DatasetTotal("synthetic-notes", PrivacyUnit.PATIENT, epsilon, delta))
+    return Cost(DatasetTotal("synthetic-notes", mechanisms.PrivacyUnit.PATIENT, epsilon, delta))
 
 
 def exposure_rows(memory: Mapping[float, float], seed: int) -> Rows:
@@ -211,25 +206,25 @@ def by_epoch(seed: int = 7) -> tuple[ModelRow, ...]:
     )
 
 
-def entries(*more: MechanismEvent) -> list[Entry]:
+def entries(*more: mechanisms.MechanismEvent) -> list[Entry]:
     """Return entries of a word histogram, a training, and of more mechanisms."""
-    histogram = ThresholdedHistogram(128, 80.0, 600)
-    training = PoissonGaussian.single(0.064, 1.0, 313)
+    histogram = mechanisms.ThresholdedHistogram(128, 80.0, 600)
+    training = mechanisms.PoissonGaussian.single(0.064, 1.0, 313)
     return [
         Entry(
-            "synthetic-notes", PrivacyUnit.PATIENT, event, delta, "a",
+            "synthetic-notes", mechanisms.PrivacyUnit.PATIENT, event, delta, "a",
             id=event.kind, state=State.SETTLED, seed_hash="c2ffe90112bd7a",
         )
         for event, delta in ((histogram, 1e-7), (training, 1e-6), *((e, 1e-6) for e in more))
     ]  # fmt: skip
 
 
-LEDGER = ledger_table(entries(), "synthetic-notes", PrivacyUnit.PATIENT)
+LEDGER = ledger_table(entries(), "synthetic-notes", mechanisms.PrivacyUnit.PATIENT)
 _STATEMENT = SimpleNamespace(**TABLES["statement"])
 _COMMON = {
     "shown_run": "5ed1c0de5ed1c0de", "known_seed": False, "private_dataset": "synthetic-notes",
     "public_dataset": "made-up public text", "entities_dataset": "made-up entities",
-    "unit": PrivacyUnit.PATIENT,
+    "unit": mechanisms.PrivacyUnit.PATIENT,
     "model_size": "BERT, 2 layers × 128", "ledger": LEDGER, "settings": TABLES["settings"],
     "budget": TABLES["budget"], "versions": TABLES["versions"],
 }  # fmt: skip

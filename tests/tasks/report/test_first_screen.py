@@ -53,14 +53,7 @@ def test_publishable_verdict_ignores_withheld_exposure():
     assert "remembers them" not in _sentences(published)["Remembered"]
 
 
-@pytest.mark.parametrize(
-    ("f1", "masked", "words"),
-    [
-        (0.6829, 0.3741, "added next to nothing to “Public only”: +0.0 points of strict"),
-        (0.6900, 0.3801, "added nothing to “Public only”"),
-        (0.6117, 0.2347, "added to “Public only”: +7.1 points of strict entity F1 and +14.2"),
-    ],
-)
+@pytest.mark.cases
 def test_first_screen_states_the_gain_by_dp_training(f1, masked, words):
     public, *others = job_report().models
     public = replace(public, f1=Operator(f1), mlm_private=Operator(masked))

@@ -273,14 +273,7 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("verdict", "headline"),
-    [
-        ("contradicted", "contradicts the claimed ε"),
-        ("consistent", "is consistent with the claimed ε"),
-        ("inconclusive", "is inconclusive about the claimed ε"),
-    ],
-)
+@pytest.mark.cases
 def test_headline_states_the_verdict_of_the_training_audit(verdict, headline):
     report = _bare(made_up=False, audit=_audited(verdict))
     html = report_page(report, Edition.PUBLISHABLE).html

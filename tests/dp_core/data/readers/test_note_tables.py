@@ -254,16 +254,7 @@ def test_an_encoding_is_a_setting_and_never_guessed_from_the_rows(tmp_path):
             read_format("csv", file)
 
 
-@pytest.mark.parametrize(
-    ("header", "columns", "what", "shown"),
-    [
-        ("PatNr,Verlauf", "", "a header lacks a column of text", True),
-        ("Nummer,Verlauf", "text:Verlauf,patient:PatNr", "a header lacks PatNr", True),
-        ("Nummer,Verlauf", "text:Text,patient:PatNr", "a header lacks Text and PatNr", False),
-        ("zyxsecret,17", "", "lacks a column of text", False),
-        ("note,zyxsecret comes with chest pain and fever", "patient:PatNr", "lacks", False),
-    ],
-)
+@pytest.mark.cases
 def test_a_missing_column_lists_the_columns_unless_they_may_be_a_text(
     tmp_path, header, columns, what, shown
 ):

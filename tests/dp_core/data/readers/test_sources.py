@@ -162,15 +162,7 @@ def test_counts_and_first_places():
     assert len(q.locations[Reason.EMPTY]) == 20
 
 
-@pytest.mark.parametrize(
-    ("good", "bad", "reason"),
-    [
-        (90, 10, ""),
-        (89, 11, "more than 10% of .* not UTF-8"),
-        (0, 1, "none of .* not UTF-8"),
-        (0, 0, "nothing to read"),  # items that the source marks as errors do not count
-    ],
-)
+@pytest.mark.cases
 def test_sources_without_items_or_above_the_share_are_refused(good, bad, reason):
     q = Quarantine(largest_share=0.1)
     q.taken, q.left_out = good, 5

@@ -51,16 +51,7 @@ def test_damage_is_named_with_what_to_do(file, damage):
     assert "Restore ledger and seeds from one backup" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "DROP TABLE entries",
-        "DROP TABLE ledger_schema",
-        "DELETE FROM ledger_schema",
-        "UPDATE entries SET event = 'x'",
-        "UPDATE entries SET state = 'x'",
-    ],
-)
+@pytest.mark.cases
 def test_missing_or_unreadable_rows_are_reported_as_damage(ledger, url, command, tmp_path):
     ledger.reserve(reservation())
     with create_engine(url).begin() as db:

@@ -12,21 +12,12 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dp_core.errors import BudgetExceeded
+from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, pure_dp_rdp
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.ledger import State, privacy_filter
 from dp_core.privacy.ledger.models import Budget, Entry
 from dp_core.privacy.ledger.privacy_filter import PrivacyCharge, charge
-from dp_core.privacy.mechanisms import (
-    Gaussian,
-    MechanismEvent,
-    NeighboringRelation,
-    PoissonGaussian,
-    PrivacyUnit,
-    ThresholdedHistogram,
-    TruncatedPoissonGaussian,
-    compose,
-)
 
 
 def budget(epsilon: float, delta: float, order: float | None = None) -> Budget:
@@ -34,19 +25,19 @@ def budget(epsilon: float, delta: float, order: float | None = None) -> Budget:
         order = privacy_filter.best_order(epsilon, delta)
     return Budget(
         name="notes",
-        unit=PrivacyUnit.PATIENT,
-        relation=NeighboringRelation.ADD_REMOVE,
+        unit=mechanisms.PrivacyUnit.PATIENT,
+        relation=mechanisms.NeighboringRelation.ADD_REMOVE,
         epsilon=epsilon,
         delta=delta,
         order=order,
     )
 
 
-def entry(event: MechanismEvent, delta: float, number: int) -> Entry:
+def entry(event: mechanisms.MechanismEvent, delta: float, number: int) -> Entry:
     return reservation(f"{number}", event, delta=delta, state=State.RESERVED)
 
 
-def fill(held_by: Budget, events: list[tuple[MechanismEvent, float]]) -> list[Entry]:
+def fill(held_by: Budget, events: list[tuple[mechanisms.MechanismEvent, float]]) -> list[Entry]:
     """Admit the events in turn until one is refused, and return the admitted entries."""
     held: list[Entry] = []
     for number, (event, delta) in enumerate(itertools.islice(itertools.cycle(events), 2000)):
@@ -68,7 +59,7 @@ def test_gaussians_that_fill_a_budget_stay_within_it(epsilon, log_delta, size):
     assert math.isfinite(own.order)
     k = 1 + int(8 * size)
     sigma = math.sqrt(k * own.order / (2 * room.rho)) * (1 + 1e-12)  # k of them fit exactly
-    held = fill(own, [(Gaussian(sigma), 1e-7)])
+    held = fill(own, [(mechanisms.Gaussian(sigma), 1e-7)])
     assert len(held) == k
     delta = float(gaussian_delta(epsilon, math.sqrt(k) / sigma))
     assert delta <= own.delta
@@ -78,15 +69,15 @@ def test_gaussians_that_fill_a_budget_stay_within_it(epsilon, log_delta, size):
 @pytest.mark.parametrize(("epsilon", "delta"), [(2.0, 1e-5), (6.0, 1e-6)])
 def test_mixed_releases_that_fill_a_budget_stay_within_it(epsilon, delta, order):
     own = budget(epsilon, delta, order)
-    events: list[tuple[MechanismEvent, float]] = [
-        (ThresholdedHistogram(64, 60.0, 400), 1e-7),
-        (PoissonGaussian.single(0.02, 1.5, 100), 1e-7),
-        (Gaussian(12.0), 1e-7),
+    events: list[tuple[mechanisms.MechanismEvent, float]] = [
+        (mechanisms.ThresholdedHistogram(64, 60.0, 400), 1e-7),
+        (mechanisms.PoissonGaussian.single(0.02, 1.5, 100), 1e-7),
+        (mechanisms.Gaussian(12.0), 1e-7),
     ]
     held = fill(own, events)
     assert len(held) >= 2
     # These releases are fixed in advance, so PLD may compose them.
-    truth = composed_profile(compose(*(e.event for e in held)))(epsilon)
+    truth = composed_profile(mechanisms.compose(*(e.event for e in held)))(epsilon)
     assert truth <= delta
     standing = privacy_filter.standing(own, held)
     assert standing.share <= 1
@@ -94,14 +85,16 @@ def test_mixed_releases_that_fill_a_budget_stay_within_it(epsilon, delta, order)
 
 
 def test_coins_alone_fill_a_filter():
-    leaky = ThresholdedHistogram(100, 30.0, 170)  # δ of a coin: about 100·Pr[Z ≥ 169] = 9e-7
-    held = [entry(Gaussian(50.0), 1e-9, 0)]  # already charged, so the filter applies
+    leaky = mechanisms.ThresholdedHistogram(
+        100, 30.0, 170
+    )  # δ of a coin: about 100·Pr[Z ≥ 169] = 9e-7
+    held = [entry(mechanisms.Gaussian(50.0), 1e-9, 0)]  # already charged, so the filter applies
     with pytest.raises(BudgetExceeded, match="is δ 0 "):
         privacy_filter.admit(budget(50.0, 1e-6), held, [entry(leaky, 1e-6, 1)])
 
 
 def test_release_of_infinite_cost_is_refused():
-    hopeless = entry(Gaussian(1e-3), 1e-7, 0)
+    hopeless = entry(mechanisms.Gaussian(1e-3), 1e-7, 0)
     for order in (4.0, math.inf):
         with pytest.raises(BudgetExceeded):
             privacy_filter.admit(budget(8.0, 1e-5, order), [], [hopeless])
@@ -122,13 +115,13 @@ def test_conversion_equals_the_published_formula() -> None:
 
 def test_default_order_has_room_for_most_gaussians():
     best = budget(8.0, 1e-5)
-    mine = len(fill(best, [(Gaussian(3.0), 1e-7)]))
+    mine = len(fill(best, [(mechanisms.Gaussian(3.0), 1e-7)]))
     for order in (2.0, 3.0, 8.0, 32.0, math.inf):
-        assert len(fill(budget(8.0, 1e-5, order), [(Gaussian(3.0), 1e-7)])) <= mine
+        assert len(fill(budget(8.0, 1e-5, order), [(mechanisms.Gaussian(3.0), 1e-7)])) <= mine
     assert privacy_filter.best_order(0.01, 1e-6) == math.inf  # no order has room
 
 
-def cost(event: MechanismEvent, order: float, delta: float = 1e-6) -> PrivacyCharge:
+def cost(event: mechanisms.MechanismEvent, order: float, delta: float = 1e-6) -> PrivacyCharge:
     return charge(((event, delta),), order)
 
 
@@ -146,7 +139,7 @@ def test_a_poisson_sampled_gaussian_costs_its_divergence(rate, sigma, order):
     inside = q > 1e-300
     p, q = p[inside] / p.sum(), q[inside] / q.sum()
     truth = max(divergence(p, q, order), divergence(q, p, order))
-    charged = cost(PoissonGaussian.single(rate, sigma, 7), order)
+    charged = cost(mechanisms.PoissonGaussian.single(rate, sigma, 7), order)
     assert charged.rho == pytest.approx(7 * truth, rel=1e-6)
     assert charged.delta == 0
 
@@ -164,7 +157,7 @@ def test_randomised_response_has_the_largest_charge_of_an_epsilon(epsilon, order
 
 
 SIGMA, THRESHOLD, WORDS = 2.0, 9, 3
-HISTOGRAM = ThresholdedHistogram(WORDS, SIGMA, THRESHOLD)
+HISTOGRAM = mechanisms.ThresholdedHistogram(WORDS, SIGMA, THRESHOLD)
 
 
 def released(count: int) -> NDArray[np.float64]:
@@ -198,7 +191,7 @@ def test_a_histogram_costs_no_less_than_it_gives_away(order):
 
 
 def test_events_without_a_renyi_bound_cost_their_epsilon_and_delta():
-    event = TruncatedPoissonGaussian(1000, 40, ((0.02, 2.0, 10),))
+    event = mechanisms.TruncatedPoissonGaussian(1000, 40, ((0.02, 2.0, 10),))
     charged = cost(event, 8, 1e-5)
     assert charged == PrivacyCharge(pure_dp_rdp(epsilon_pld(event, 1e-5), 8), 1e-5)
     assert cost(event, math.inf, 1e-5) == PrivacyCharge(epsilon_pld(event, 1e-5), 1e-5)
