@@ -13,6 +13,7 @@ from dp_core.models.config import (
     FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
+    RobertaConfig,
 )
 from dp_core.models.parameters import TAGGER, AnyModel, Model, fresh
 from dp_core.nn import LORA_SCALE, Layers
@@ -23,6 +24,7 @@ SIZES: dict[str, Any] = {
 SHAPES: dict[str, Any] = {
     "bert": BertConfig(**SIZES),
     "distilbert": BertConfig(**SIZES, type_vocab=0),
+    "roberta": RobertaConfig(**SIZES),
     "gpt2": Gpt2Config(**SIZES),
     "llama": LlamaConfig(**SIZES, key_heads=1),
     "feed-forward": FeedForwardConfig(

@@ -17,6 +17,7 @@ from dp_core.config.fields import (
     setting,
 )
 from dp_core.config.privacy import PrivacyConfig
+from dp_core.errors import BadInput
 
 _CAUSAL = ("gpt2", "llama", "feed-forward")  # kinds of model that read from left to right
 LEAST_GROWING = 8  # least number of updates with growing batches
@@ -31,28 +32,48 @@ def is_causal(kind: str) -> bool:
 
 
 class ArchitectureConfig(Config, section=ESSENTIALS):
-    """The kind and size of a fresh model.
+    """The kind and size of a model.
 
     Attributes:
-        model_kind: distilbert: BERT without token types. gpt2, llama, feed-forward (dense layers
-            over a window of tokens): causal models, measured by perplexity and exposure, not
-            fine-tuned.
-        layers: Number of Transformer blocks; unused by feed-forward.
+        model_kind: distilbert: BERT without token types. roberta: with one type. With public_model,
+            each of these means the kind in the folder. gpt2, llama, feed-forward (dense layers over
+            a window of tokens): causal models, measured by perplexity and exposure, not fine-tuned.
+        layers: Number of Transformer blocks; unused by feed-forward. 0: as public_model has it; 2
+            without one.
         hidden: Width of the model, a multiple of 64; with feed-forward, size of a token's
-            embedding.
+            embedding. 0: as public_model has it; 128 without one.
         window: feed-forward: tokens that a prediction reads.
         dense_units: feed-forward: units of each dense layer, separated by commas.
     """
 
-    model_kind: Literal["bert", "distilbert", "gpt2", "llama", "feed-forward"] = setting(
+    model_kind: Literal["bert", "distilbert", "roberta", "gpt2", "llama", "feed-forward"] = setting(
         "bert", "Kind of model", section=MORE_TRAINING
     )
-    layers: int = setting(2, "Layers", ge=1, le=48)
-    hidden: int = setting(128, "Hidden size", ge=64, le=4096, multiple_of=64)
+    layers: int = setting(0, "Layers", ge=0, le=48)
+    hidden: int = setting(0, "Hidden size", ge=0, le=4096, multiple_of=64)
     window: int = setting(20, "Window", section=MORE_TRAINING, ge=1, le=1024)
     dense_units: str = setting(
         "500,250,50", "Dense layers", section=MORE_TRAINING, pattern=WHOLE_NUMBERS
     )
+
+    def refuse_other(self, *, kind: str, layers: int, hidden: int) -> None:
+        """Refuse a public model of another shape than the settings state.
+
+        Masked models of all kinds may replace each other.
+
+        Raises:
+            BadInput: the kind, the layers or the hidden size differs.
+        """
+        stated = {"model_kind": self.model_kind, "layers": self.layers, "hidden": self.hidden}
+        masked = not (is_causal(kind) or is_causal(self.model_kind))
+        held = {"model_kind": self.model_kind if masked else kind, "layers": layers}
+        for name, value in (held | {"hidden": hidden}).items():
+            if stated[name] not in (0, value):
+                raise BadInput(
+                    f"{name} is {value} in the folder, but {stated[name]} in the settings",
+                    where="public_model",
+                    fix=f"Set {name} to {value}, or give another folder.",
+                )
 
 
 class OptimizerConfig(Config, section=MORE_TRAINING):
@@ -157,9 +178,9 @@ _FLOATS = 44  # activations of a block that a gradient keeps, for each token and
 
 
 def rows_at_once(
-    kind: str, *, layers: int, hidden: int, sequence_length: int, vocabulary_size: int
+    *, kind: str, layers: int, hidden: int, sequence_length: int, vocabulary_size: int
 ) -> int:
-    """Return the default of `micro_rows`, from declared numbers alone, so that runs are repeatable.
+    """Return the default of `micro_rows`, from the shape alone, so that runs are repeatable.
 
     The activations of a row are 44 numbers for each layer, token and hidden unit, and three (logit,
     exponential and gradient) for each predicted token and token of the vocabulary. A feed-forward
@@ -176,16 +197,16 @@ class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=M
     Attributes:
         whole_words: Mask all pieces of a word together.
         precision: Format of matrix products; weights, norms, sums and noise stay float32.
-        micro_rows: Rows of a micro-batch on one device; affects only memory and speed. Empty: 64,
-            or fewer for a model of so many layers, hidden units and tokens in a row that the
-            activations of 64 rows need more than 8 GB; with public_model, set these, too.
+        micro_rows: Rows of a micro-batch on one device; affects only memory and speed. 0: 64, or
+            fewer for a model of so many layers, hidden units and tokens in a row that the
+            activations of 64 rows need more than 8 GB.
         dropout: Probability with which every training sets an activation to 0 (0.1 for BERT). The
             gradient of a unit is still clipped, so ε does not depend on it.
     """
 
     whole_words: bool = setting(False, "Mask whole words")
     precision: Literal["float32", "bfloat16"] = setting("float32", "Compute precision")
-    micro_rows: int = setting(MOST_ROWS, "Rows at a time", ge=1, le=1 << 20)
+    micro_rows: int = setting(0, "Rows at a time", ge=0, le=1 << 20)
     dropout: float = later(0.0, "Dropout", ge=0, le=0.9)
 
     def identity(self) -> dict[str, Any]:

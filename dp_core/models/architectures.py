@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from dp_core.models.config import (
     FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
+    RobertaConfig,
     RopeScaling,
 )
-from dp_core.models.parameters import WORD, Arrays, ModelConfig
+from dp_core.models.parameters import POSITION, WORD, Arrays, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Architecture:
 _MARKERS = ("begin", "end")
 _CONFIGS: tuple[type[ModelConfig], ...] = (
     BertConfig,
+    RobertaConfig,
     Gpt2Config,
     LlamaConfig,
     FeedForwardConfig,
@@ -105,7 +107,24 @@ def config_from_hf(about: Mapping[str, Any]) -> ModelConfig:
         elif ours in required:
             raise BadInput(f"{theirs} is missing", where="config.json")
     rope = _rotary_positions(given) if layout.config is LlamaConfig else {}
-    return layout.config(**values, **rope)
+    config = layout.config(**values, **rope)
+    return replace(config, max_positions=config.max_positions - unused_positions(about))
+
+
+def unused_positions(about: Mapping[str, Any]) -> int:
+    """Return the number of unused first rows of the position table that a `config.json` describes.
+
+    RoBERTa's positions begin after `pad_token_id`, which is 1 in published checkpoints.
+
+    Raises:
+        BadInput: `pad_token_id` is not a token's id.
+    """
+    if about.get("model_type") != RobertaConfig.KIND:
+        return 0
+    pad = about.get("pad_token_id", 1)
+    if not isinstance(pad, int) or pad < 0:
+        raise BadInput(f"pad_token_id is {pad!r}", where="config.json")
+    return pad + 1
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -126,6 +145,7 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         if config.rope_scaling:
             about["rope_parameters"] |= {"rope_type": "llama3", **asdict(config.rope_scaling)}
             about["rope_scaling"] = about["rope_parameters"]  # as version 4 of transformers reads
+    about[layout.fields["max_positions"]] += unused_positions(about)
     return about
 
 
@@ -176,6 +196,9 @@ def tensors_to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelCo
         BadInput: a parameter has no name there and would be lost, like unmerged adapters.
     """
     out: Arrays = {}
+    if unused := unused_positions(config_to_hf(config)):
+        table = np.pad(parameters[POSITION], ((unused, 0), (0, 0)))
+        parameters = {**parameters, POSITION: table}
     names = {ours: tensors_of(ours, config) for ours in parameters}
     if unnamed := [ours for ours, theirs in names.items() if not theirs]:
         raise BadInput(

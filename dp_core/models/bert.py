@@ -128,15 +128,16 @@ def class_logits(
         config: the shape.
         ids: (M, S) int32, [CLS] text [SEP], or [CLS] text [SEP] text [SEP].
         lengths: (M,) int32.
-        positions: (M, 1) int32, where the second text begins; 0 without one. A DistilBERT has no
-            token types and separates the texts by [SEP] only.
+        positions: (M, 1) int32, where the second text begins; 0 without one. DistilBERT and
+            RoBERTa have no second token type and separate the texts by [SEP] only.
 
     Returns:
         (M, classes) float32.
     """
     m, s = shape_of(ids)
     behind = tf.range(s)[None, :] >= positions  # (M, S)
-    types = tf.cast(tf.logical_and(behind, positions > 0), tf.int32)
+    second = tf.logical_and(behind, positions > 0)
+    types = tf.cast(second, tf.int32) if config.type_vocab > 1 else None
     first = encode(layers, config, ids, lengths, positions=tf.zeros((m, 1), tf.int32), types=types)
     pooled = layers.linear(POOLER, tf.reshape(first, (m, config.hidden)))
     activation = tf.nn.relu if config.distilled else tf.tanh

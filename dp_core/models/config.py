@@ -102,6 +102,7 @@ class BertConfig(TransformerConfig):
     the layers.
     """
 
+    KIND = "bert"
     type_vocab: Annotated[int, Field(ge=0, le=1000)] = 2
 
     def __post_init__(self) -> None:
@@ -121,7 +122,7 @@ class BertConfig(TransformerConfig):
     @property
     def kind(self) -> str:
         """`distilbert` without token types."""
-        return "distilbert" if self.distilled else "bert"
+        return "distilbert" if self.distilled else self.KIND
 
     @classmethod
     def of_size(cls, *, hidden: int, **others: Any) -> Self:
@@ -129,6 +130,14 @@ class BertConfig(TransformerConfig):
         return super().of_size(
             hidden=hidden, **({"initializer_range": _wide_start(hidden)} | others)
         )
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RobertaConfig(BertConfig):
+    """A RoBERTa encoder's shape (Liu et al. 2019, arXiv:1907.11692): a BERT with one token type."""
+
+    KIND = "roberta"
+    type_vocab: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,22 +19,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import decoders, pre_tokenizers
 
-from dp_core.data.tokens import SpecialIds
+from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
 from dp_core.errors import BadInput
 from dp_core.models.architectures import (
     config_from_hf,
     config_to_hf,
     tensors_from_hf,
     tensors_to_hf,
+    unused_positions,
 )
 from dp_core.models.config import BertConfig, CausalConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
+    CLASSIFIERS,
     HEAD,
     HEAD_BIAS,
     HEADS,
     MLM_BIAS,
     POOLER,
+    POSITION,
     TAGGER,
     TRANSITIONS,
     WORD,
@@ -45,6 +48,7 @@ from dp_core.models.parameters import (
     initial_values,
     language_model,
     parameter_shapes,
+    shape_facts,
 )
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
@@ -104,12 +108,39 @@ def load_model(folder: Path) -> AnyModel:
     Raises:
         BadInput: missing files, an unsupported architecture, or tensors of the wrong shape.
     """
+    model = _stored_model(folder)
+    classifies = any(name.startswith(CLASSIFIERS) for name in model.parameters)
+    return model if classifies else language_model(model)
+
+
+def checkpoint_facts(folder: Path) -> dict[str, Any]:
+    """Return the shape, the positions and the presence of a language model's head in a folder.
+
+    Raises:
+        BadInput: as `load_model`, or the folder has no vocabulary or one larger than the table.
+    """
+    model = _stored_model(folder)
+    config, stored = model.config, model.parameters.keys()
+    _refuse_tokens_beyond(model.parameters[WORD], read_vocabulary(folder), folder)
+    head = stored >= parameter_shapes(config).keys()
+    return {"shape": shape_facts(config), "positions": config.max_positions, "head": head}
+
+
+def _refuse_tokens_beyond(table: Sized, ids: Mapping[str, int], folder: Path) -> None:
+    if max(ids.values(), default=0) >= len(table):
+        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
+
+
+def _stored_model(folder: Path) -> AnyModel:
+    """Read a model with the heads that its folder holds, as `load_model` does."""
     about = _read_config(folder)
     config = config_from_hf(about)
     head, shapes = _classifier(about), parameter_shapes(config)
     encoder = [name for name in shapes if not name.startswith(HEADS)]
     names = [*encoder, *_OF_CLASSIFIER[head]] if head else list(shapes)
     parameters = tensors_from_hf(_read_tensors(folder), config, names)
+    if POSITION in parameters:
+        parameters[POSITION] = parameters[POSITION][unused_positions(about) :]
     for name, shape in shapes.items():
         if name not in parameters and not name.startswith(HEADS):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
@@ -118,11 +149,9 @@ def load_model(folder: Path) -> AnyModel:
                 f"{name} is {parameters[name].shape}, but {CONFIG} states {shape}",
                 where=f"{folder}/{WEIGHTS}",
             )
-    if head is None:
-        return language_model(Model(config, parameters))
-    if f"{head}/kernel" not in parameters:
+    if head and f"{head}/kernel" not in parameters:
         raise BadInput("the classifier is missing", where=f"{folder}/{WEIGHTS}")
-    return Model(config, parameters, _labels(about))
+    return Model(config, parameters, _labels(about) if head else ())
 
 
 def _classifier(about: dict[str, Any]) -> str | None:
@@ -197,6 +226,7 @@ def _labels(about: dict[str, Any]) -> tuple[str, ...]:
 _BYTE_LEVEL, _WHOLE = "vocab.json", "tokenizer.json"
 _CONTINUES = "##"
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, both before and after a text
+_OF_ROBERTA = dict(zip(SPECIAL_TOKENS, ("<pad>", "<unk>", "<s>", "</s>", "<mask>"), strict=True))
 _BYTES = decoders.ByteLevel()
 _SPACE = "\u2581"  # SentencePiece's mark at the start of a word, as in Llama 2
 
@@ -221,14 +251,16 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
         BadInput: as `load_model`, or the folder has no vocabulary.
     """
     model = load_model(folder)
-    old, prefix = _names_for(tokens, *_stored_vocabulary(folder))
+    stored, marking = _stored_vocabulary(folder)
+    old, prefix = _names_for(tokens, stored, marking)
     config = replace(model.config, vocab_size=len(tokens))
     if isinstance(config, CausalConfig):  # begin and end tokens may have other names
         old = {"[CLS]": config.begin, "[SEP]": config.end} | old
         config = replace(config, begin=SpecialIds.cls, end=SpecialIds.sep)
+    else:
+        old = {ours: stored[name] for ours, name in _OF_ROBERTA.items() if name in stored} | old
     table = model.parameters[WORD]
-    if max(old.values(), default=0) >= len(table):
-        raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
+    _refuse_tokens_beyond(table, old, folder)
     spelt = [_spelt(token, old, prefix) for token in tokens]
     changed = {WORD: _exchanged(WORD, table, spelt, seed)}
     if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:
@@ -301,8 +333,10 @@ def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], _Marking]:
         if (folder / _BYTE_LEVEL).is_file():
             tokens = dict(json.loads((folder / _BYTE_LEVEL).read_text(encoding="utf-8")))
             return tokens, "byte-level"
-        about = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))["model"]
+        whole = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))
+        about, added = whole["model"], whole.get("added_tokens", ())
         vocabulary: dict[str, int] = dict(about["vocab"])
+        vocabulary |= {token["content"]: token["id"] for token in added}
         if about["type"] == "BPE":
             marked = any(token.startswith(_SPACE) for token in vocabulary)
             return vocabulary, "marked" if marked else "byte-level"

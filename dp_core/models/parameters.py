@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,11 @@ class Model(Generic[Config]):
     def size(self) -> int:
         """Number of parameters."""
         return sum(p.size for p in self.parameters.values())
+
+
+def shape_facts(config: ModelConfig) -> dict[str, Any]:
+    """Return the kind and size of a model, as the settings name them."""
+    return {"kind": config.kind, "layers": config.layers, "hidden": config.hidden}
 
 
 Bert = Model[BertConfig]

@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.config.training import TrainingConfig
+from dp_core.config.training import TrainingConfig, rows_at_once
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.adapters import prepared, trained_names
-from dp_core.models.parameters import Arrays, C, Model, ModelConfig
+from dp_core.models.parameters import Arrays, C, Model, ModelConfig, shape_facts
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
@@ -337,7 +337,12 @@ def train(
         observe=observe,
     )
     count = 1 if hosts is None else hosts.hosts.count
-    rows = updates.rows(config.micro_rows, trainer.devices, count)
+    micro_rows = config.micro_rows or rows_at_once(
+        **shape_facts(start.config),
+        sequence_length=store.sequence_length,
+        vocabulary_size=start.config.vocab_size,
+    )
+    rows = updates.rows(micro_rows, trainer.devices, count)
     batches = Batches(store, updates.sampler(store), rows, objective.examples)
     gradients: GradientSource = partial(local_gradients, trainer, batches)
     if hosts is not None:

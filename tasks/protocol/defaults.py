@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from decimal import ROUND_DOWN, Context
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dp_core.config.privacy import CHARGED_SOURCES
-from dp_core.config.training import rows_at_once
 
 # Shares of ε for phrases and for the rest, as measured by benchmarks/utility.
 PHRASES_SHARE, BESIDE_PHRASES = 0.75, 0.25
@@ -65,11 +64,6 @@ class AdaptiveDefaults(BaseModel):
     phrases_epsilon: float | None = None
     phrases_delta: float | None = None
     audited: bool = True
-    model_kind: str = "bert"
-    layers: int = Field(2, ge=1)
-    hidden: int = Field(128, ge=1)
-    sequence_length: int = Field(32, ge=1)
-    vocabulary_size: int = Field(4000, ge=1)
 
     @property
     def of_data(self) -> dict[str, Any]:
@@ -95,13 +89,6 @@ class AdaptiveDefaults(BaseModel):
             "canary_rates": ",".join(f"{rate * scarcity:.3g}" for rate in _CANARY_RATES),
             "canaries_per_group": max(1, round(4 / scarcity)),
             "audit_canaries": canaries if auditable else 0,
-            "micro_rows": rows_at_once(
-                self.model_kind,
-                layers=self.layers,
-                hidden=self.hidden,
-                sequence_length=self.sequence_length,
-                vocabulary_size=self.vocabulary_size,
-            ),
         }
 
     @property

@@ -118,13 +118,17 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
     )
     config = s.part(VocabularyConfig)
     checkpoint = (
-        CheckpointSpec(**common, public_model=s.public_model) if config.keeps_a_checkpoint else None
+        CheckpointSpec(
+            **common, public_model=s.public_model, keeps_tokens=config.keeps_a_checkpoint
+        )
+        if s.public_model
+        else None
     )
     vocabulary = VocabularySpec(
         **seeded,
         corpus_uri=private.output if config.reads_private_text else "",
         public_corpus_uri=public.output if config.reads_public_text else "",
-        checkpoint_uri=checkpoint.output if checkpoint else "",
+        checkpoint_uri=checkpoint.output if checkpoint and checkpoint.keeps_tokens else "",
         dataset=s.private_dataset,
         subwords="byte-level-bpe" if is_causal(s.model_kind) else "wordpiece",
         holdout=s.holdout,
@@ -562,6 +566,10 @@ def _reserve_of(
         units=settings.part(UnitConfig),
         entities_uri=entities.output if entities else "",
         learned=learned,
+        checkpoint_uri=steps["checkpoint"].output if "checkpoint" in steps else "",
+        shape=settings.part(ArchitectureConfig),
+        row_tokens=settings.sequence_length,
+        public_updates=settings.public_steps,
     )
 
 

@@ -355,10 +355,10 @@ class JobSettings(
             DP also keep their models. Each model is fine-tuned and measured; the charge of a DP
             training covers all its models. Empty: only the last. A sweep uses sweep_epochs
             (sweep_epochs_from).
-        public_model: Folder (local or gs://) of a BERT or DistilBERT (for gpt2 or llama, of one of
-            these) in Hugging Face's layout, in place of a fresh model. Its vocabulary is exchanged
-            unless vocabulary_source keeps it. The operator must have declared the folder public
-            (confide ledger declare-public).
+        public_model: Folder (local or gs://) of a BERT, DistilBERT or RoBERTa (for gpt2 or llama,
+            of one of these) in Hugging Face's layout, in place of a fresh model. Its vocabulary is
+            exchanged unless vocabulary_source keeps it. The operator must have declared the folder
+            public (confide ledger declare-public).
         private_start: Start of private training. public: the model of public or written text;
             fresh: random.
         more_trainings: Private trainings to compare with: points with semicolons between them, each

@@ -229,11 +229,12 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
 
 
 class CheckpointSpec(StepSpec):
-    """Copy the tokens of a public model to the store, for a vocabulary that keeps them."""
+    """Describe a public model, and copy its tokens to the store if a vocabulary keeps them."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["checkpoint"] = "checkpoint"
     public_model: str  # a Hugging Face folder
+    keeps_tokens: bool = True
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -664,7 +665,7 @@ class BudgetSpec(ChargedStepsSpec):
 
 
 class ReserveSpec(ChargedStepsSpec):
-    """Check a run's text and labels, then register all of its releases, if they all fit."""
+    """Check a run's public model, text and labels, then register its releases, if they all fit."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["reserve"] = "reserve"
@@ -672,6 +673,10 @@ class ReserveSpec(ChargedStepsSpec):
     units: UnitConfig  # of the private corpus
     entities_uri: str = ""  # empty without fine-tuning
     learned: FinetuneSpec | None = None  # a fine-tuning on private labels without privacy, if any
+    checkpoint_uri: str = ""  # empty without a public model
+    shape: ArchitectureConfig = ArchitectureConfig()  # as the settings state it
+    row_tokens: int = 0
+    public_updates: int = 0
 
 
 class GiveBackSpec(StepSpec):

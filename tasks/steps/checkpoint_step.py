@@ -1,13 +1,13 @@
-"""Copy the tokens of a public model into the store, for a vocabulary that keeps them.
+"""Describe a public model, and copy its tokens into the store for a vocabulary that keeps them.
 
-A step that reads external files never charges a ledger. The vocabulary step may charge one, so it
-reads these tokens from the output of this step.
+A step that reads external files never charges a ledger. The steps `reserve` and `vocabulary` may
+charge one, so they read the model's shape and tokens from the output of this step.
 """
 
 from __future__ import annotations
 
 from dp_core.labels import Public
-from dp_core.models.hugging_face import read_vocabulary
+from dp_core.models.hugging_face import checkpoint_facts, read_vocabulary
 from dp_core.vocabulary.subwords import KINDS, kind_of, vocabulary_digest
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import CheckpointSpec
@@ -20,6 +20,9 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     (source,) = spec.sources
     opened = open_source(source, context)
     refuse_own_model(opened.path, source.field)
+    facts = {"source_digest": opened.digest, **checkpoint_facts(opened.path)}
+    if not spec.keeps_tokens:
+        return StepOutput(outputs={}, facts=facts)
     ids = read_vocabulary(opened.path)
     tokens = sorted(ids, key=ids.__getitem__)
     kind = KINDS[kind_of(tokens)]
@@ -28,5 +31,5 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     context.measure("vocabulary_size", Public(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},
-        facts={"source_digest": opened.digest, "digest": vocabulary_digest(tokenizer)},
+        facts={**facts, "digest": vocabulary_digest(tokenizer)},
     )

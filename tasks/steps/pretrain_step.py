@@ -13,7 +13,15 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary
-from dp_core.models.parameters import AnyModel, Arrays, Model, ModelConfig, fresh, language_model
+from dp_core.models.parameters import (
+    AnyModel,
+    Arrays,
+    Model,
+    ModelConfig,
+    fresh,
+    language_model,
+    shape_facts,
+)
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.training.checkpoints import run_digest
 from dp_core.training.loop import (
@@ -50,7 +58,6 @@ from tasks.steps.training_files import (
     held_out,
     model_facts,
     private_parts,
-    refuse_other_architecture,
     score,
     training_hosts,
     write_model,
@@ -229,7 +236,7 @@ def _start(
         ids = read_vocabulary(inputs.vocabulary.folder)
         pieces = sorted(ids, key=ids.__getitem__)
         public_model = load_with_vocabulary(folder, pieces, spec.seed)
-        refuse_other_architecture(public_model.config, spec.shape)
+        spec.shape.refuse_other(**shape_facts(public_model.config))
         return language_model(public_model)
     size: int = inputs.vocabulary.facts["vocabulary_size"]
     return fresh(config_of(spec.shape, size, store.sequence_length), spec.seed)

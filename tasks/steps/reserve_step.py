@@ -1,4 +1,4 @@
-"""Check the text and labels of a run, then register all of its releases in the ledger.
+"""Check the public model, text and labels of a run, then register its releases in the ledger.
 
 These are the last checks before any charge. The steps that read the files have refused wrong
 headers, formats and encodings; this step checks units and labels. Its answers depend on private
@@ -8,11 +8,15 @@ charged").
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dp_core.data.corpus import documents_of
 from dp_core.data.privacy_units import refuse_more_than_declared, units_of
+from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
-from tasks.protocol.specs import FinetuneSpec, ReserveSpec
+from tasks.protocol.specs import FinetuneSpec, PretrainSpec, ReserveSpec
 from tasks.releases.charge import register_plans
 from tasks.releases.provenance import corpus_at, output_of, private_units
 from tasks.results import Input
@@ -23,10 +27,13 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
     """Register all releases of the run, or none if they do not fit the budget (exit code 3).
 
     Raises:
+        BadInput: the trainings cannot start from the public model.
         BudgetExceeded: the run does not fit.
         PrivateTextRefusal: the corpus has more units than declared, or units without a name; or
             private labels cannot be learned.
     """
+    if spec.checkpoint_uri:
+        _refuse_checkpoint(spec, output_of(context, spec.checkpoint_uri, "checkpoint").facts)
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
     if spec.entities_uri:
         entities = output_of(context, spec.entities_uri, "entities")
@@ -37,6 +44,32 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
             refuse_unlearnable(spec.learned, entities)
     entries = register_plans(context, spec.charged)
     return StepOutput(outputs={}, facts={"releases": len(entries)})
+
+
+def _refuse_checkpoint(spec: ReserveSpec, facts: Mapping[str, Any]) -> None:
+    """Refuse a public model that the trainings of the run cannot start from."""
+    spec.shape.refuse_other(**facts["shape"])
+    if spec.row_tokens > (positions := facts["positions"]):
+        raise BadInput(
+            f"rows of {spec.row_tokens} tokens are longer than the public model's "
+            f"{positions} positions",
+            where="sequence_length",
+            fix=f"Set it to {positions} or less.",
+        )
+    if not (facts["head"] or spec.public_updates):
+        raise BadInput(
+            "the folder holds no head that predicts masked tokens, and private text would train a "
+            "random one",
+            where="public_model",
+            fix="Set public_steps, so that public text trains the head first.",
+        )
+    fresh = any(isinstance(one, PretrainSpec) and not one.init_uri for one in spec.charged)
+    if fresh and not (spec.shape.layers and spec.shape.hidden):
+        raise BadInput(
+            "a fresh model does not take its shape from public_model",
+            where="private_start",
+            fix="Set layers and hidden.",
+        )
 
 
 def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> None:

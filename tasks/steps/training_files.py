@@ -29,7 +29,7 @@ import numpy as np
 
 from dp_core.audit.canaries import throw_coins
 from dp_core.cluster.ray_cluster import RayCluster
-from dp_core.config.training import ArchitectureConfig, TrainingConfig, is_causal
+from dp_core.config.training import ArchitectureConfig, TrainingConfig
 from dp_core.data.token_store import TokenStore, divided, joined
 from dp_core.errors import BadInput, ConfideError
 from dp_core.labels import Dp, Operator, Public
@@ -40,9 +40,10 @@ from dp_core.models.config import (
     FeedForwardConfig,
     Gpt2Config,
     LlamaConfig,
+    RobertaConfig,
 )
 from dp_core.models.hugging_face import ADAPTER_FOLDER, save
-from dp_core.models.parameters import AnyModel, Arrays, ModelConfig
+from dp_core.models.parameters import AnyModel, Arrays, ModelConfig, shape_facts
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
@@ -63,7 +64,6 @@ from tasks.releases.provenance import (
     rows_at,
     vocabulary_digest,
 )
-from tasks.report.job_results import ARCHITECTURES
 from tasks.results import Input, kept_folder, write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
@@ -198,41 +198,26 @@ def private_parts(source: Input, share: float) -> dict[str, TokenStore]:
 
 def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> ModelConfig:
     """Return the config of a fresh model that reads rows of `length` tokens."""
+    hidden = shape.hidden or 128
     if shape.model_kind == "feed-forward":
         return FeedForwardConfig(
             vocab_size=vocabulary_size,
-            hidden=shape.hidden,
+            hidden=hidden,
             window=shape.window,
             units=tuple(int(units) for units in shape.dense_units.split(",")),
             max_positions=length,
         )
-    kinds: dict[str, type[Gpt2Config | LlamaConfig]] = {"gpt2": Gpt2Config, "llama": LlamaConfig}
+    kinds: dict[str, type[RobertaConfig | Gpt2Config | LlamaConfig]] = {
+        kind.KIND: kind for kind in (RobertaConfig, Gpt2Config, LlamaConfig)
+    }
     more = {"type_vocab": 0} if shape.model_kind == "distilbert" else {}
     return kinds.get(shape.model_kind, BertConfig).of_size(
         vocab_size=vocabulary_size,
-        hidden=shape.hidden,
-        layers=shape.layers,
+        hidden=hidden,
+        layers=shape.layers or 2,
         max_positions=length,
         **more,
     )
-
-
-def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) -> None:
-    """Refuse a public model of another architecture than the settings state, if either is causal.
-
-    A BERT and a DistilBERT may replace each other.
-
-    Raises:
-        BadInput: the architectures differ; the message names both.
-    """
-    kind = config.kind
-    if kind != shape.model_kind and (is_causal(kind) or is_causal(shape.model_kind)):
-        raise BadInput(
-            f"the folder holds a {ARCHITECTURES[kind]}, the settings ask for a "
-            f"{ARCHITECTURES[shape.model_kind]}",
-            where="public_model",
-            fix=f"Set model_kind to {kind}, or give another folder.",
-        )
 
 
 @contextmanager
@@ -399,11 +384,7 @@ def model_facts(
                 model.parameters[name].size for name in trained_names(model, training)
             ),
         },
-        "shape": {
-            "kind": model.config.kind,
-            "layers": model.config.layers,
-            "hidden": model.config.hidden,
-        },
+        "shape": shape_facts(model.config),
         "plan": None if plan is None else plan.to_json(),
         "epsilon_training": epsilon,
         "vocabulary_digest": vocabulary_digest(vocabulary),

@@ -31,7 +31,8 @@ def deployment_in(tmp_path: Path) -> Deployment:
 
 
 def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
-    spec = job_steps(JobSettings(layers=1, hidden=64, **settings))[f"{OF_JOB[mode]} / pretraining"]
+    shape: dict[str, Any] = {} if "public_model" in settings else {"layers": 1, "hidden": 64}
+    spec = job_steps(JobSettings(**shape | settings))[f"{OF_JOB[mode]} / pretraining"]
     tokenizer = wordpiece.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
     folder.mkdir(exist_ok=True)
@@ -49,7 +50,7 @@ def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
     return pretrain._start(spec, context, store, inputs)
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "gpt2"])
 def test_fresh_model_has_the_requested_kind(tmp_path, kind):
     model = start(tmp_path, model_kind=kind)
     assert model.config.kind == kind
@@ -77,7 +78,7 @@ def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path):
         np.testing.assert_array_equal(initial.parameters[WORD][new], model.parameters[WORD][old])
 
 
-@pytest.mark.parametrize(("kind", "other"), [("bert", "GPT-2"), ("gpt2", "BERT")])
+@pytest.mark.parametrize(("kind", "other"), [("bert", "gpt2"), ("gpt2", "bert")])
 def test_public_model_of_another_architecture_is_refused(tmp_path, kind, other):
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
@@ -86,10 +87,11 @@ def test_public_model_of_another_architecture_is_refused(tmp_path, kind, other):
     config = Gpt2Config.of_size(**size) if kind == "bert" else BertConfig.of_size(**size)
     save(fresh(config, 3), public)
     declare_public(str(public), deployment_in(tmp_path), known_private=False)
-    with pytest.raises(BadInput, match=f"holds a {other}.*Set model_kind"):
+    with pytest.raises(BadInput, match=f"model_kind is {other} in the folder.*Set model_kind"):
         start(tmp_path, public_model=str(public), model_kind=kind)
-    right = "gpt2" if kind == "bert" else "bert"
-    assert start(tmp_path, public_model=str(public), model_kind=right).config.kind == right
+    with pytest.raises(BadInput, match="layers is 1 in the folder, but 2 in the settings"):
+        start(tmp_path, public_model=str(public), model_kind=other, layers=2)
+    assert start(tmp_path, public_model=str(public), model_kind=other).config.kind == other
 
 
 def test_private_trainings_start_from_the_public_step_only(tmp_path):

@@ -208,7 +208,7 @@ def test_show_settings_prints_effective_values(confide, monkeypatch, tmp_path, s
     sections = [shown.index(name) for name in ("Essentials", "Grid of the sweep", "Expert: audit")]
     assert sections == sorted(sections)
     assert max(map(len, shown.splitlines())) <= 80
-    assert confide("run", "--show-settings", "--set", "layers=0")[0] == 2
+    assert confide("run", "--show-settings", "--set", "layers=-1")[0] == 2
     assert steps == []
 
 

@@ -16,8 +16,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol.defaults import AdaptiveDefaults, could_contradict, default_delta
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.settings_file import preset
-from tasks.protocol.specs import FinetuneSpec, PretrainSpec
+from tasks.protocol.specs import PretrainSpec
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import plans_of, refuse_unfit_plans
 from tasks.releases.training_advice import RunReleases
@@ -163,34 +162,3 @@ def test_unregistered_data_set_is_refused_with_the_command_that_registers_it(dep
 def test_default_audit_could_contradict_the_target(canaries, epsilon):
     all_right = scipy.stats.binom.sf(canaries // 4 - 1, canaries // 4, expit(epsilon))
     assert could_contradict(canaries // 4 * 4, epsilon) == (all_right <= 0.001)
-
-
-@pytest.mark.parametrize(
-    ("kind", "layers", "hidden", "length", "words", "rows"),
-    [
-        ("bert", 2, 128, 32, 4000, 64),
-        ("feed-forward", 2, 64, 32, 10_000, 64),
-        ("bert", 12, 768, 128, 30_000, 37),
-        ("gpt2", 12, 768, 128, 50_257, 28),
-        ("bert", 24, 1024, 128, 32_000, 14),
-        ("llama", 48, 4096, 512, 200_000, 1),
-    ],
-)
-def test_rows_at_a_time_follow_from_the_declared_model(kind, layers, hidden, length, words, rows):
-    shape = {"model_kind": kind, "layers": layers, "hidden": hidden, "sequence_length": length}
-    job = JobSettings(**shape, vocabulary_size=words)
-    assert job.micro_rows == rows
-    assert rows == 1 or rows * layers * hidden * length * 44 * 4 <= 8e9
-    assert JobSettings(**shape, micro_rows=9).micro_rows == 9
-    tuned = [s for s in job_steps(job).values() if isinstance(s, FinetuneSpec)]
-    assert all(spec.training.micro_rows == rows for spec in tuned)
-    assert bool(tuned) == (kind == "bert")
-
-
-def test_rows_at_a_time_of_a_large_preset_fit_its_device():
-    given = preset("hoory2021-table2")
-    names = ("layers", "hidden", "sequence_length", "vocabulary_size")
-    job = JobSettings(**{name: given[name] for name in names})
-    assert job.micro_rows <= 16 and JobSettings(layers=1).micro_rows == 64
-    with pytest.raises(ValidationError, match="layers"):
-        JobSettings(layers=0)

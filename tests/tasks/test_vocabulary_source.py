@@ -1,17 +1,26 @@
+import itertools
 import json
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from safetensors.numpy import load_file, save_file
 from step_outputs import output_folder
 
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
-from dp_core.models.hugging_face import load_model, load_with_vocabulary, read_vocabulary, save
+from dp_core.models.hugging_face import (
+    WEIGHTS,
+    load_model,
+    load_with_vocabulary,
+    read_vocabulary,
+    save,
+)
 from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
@@ -274,6 +283,35 @@ def test_cased_and_undeclared_checkpoints_are_refused(untracked, bert):
     declare_public(str(bert), untracked, known_private=False)
     with pytest.raises(BadInput, match="do_lower_case is false"):
         job.run("checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sequence_length": 17}, "17 tokens .* 16 positions. Set it to 16 or less"),
+        ({"layers": 2}, "layers is 1 in the folder, but 2 in the settings"),
+        ({"model_kind": "gpt2", "vocabulary_size": 400}, "model_kind is bert in the folder"),
+        (
+            {"private_start": "fresh", "audit_canaries": 0},
+            "private_start: .* Set layers and hidden",
+        ),
+        ({"public_steps": 0}, "no head .* Set public_steps"),
+        ({}, ""),
+    ],
+)
+def test_unsuitable_checkpoint_is_refused_before_anything_is_charged(
+    untracked, bert, changes, reason
+):
+    """The folder holds an encoder alone, and the settings state no shape."""
+    stored = load_file(bert / WEIGHTS)
+    save_file({n: a for n, a in stored.items() if n.startswith("bert.")}, bert / WEIGHTS)
+    declare_public(str(bert), untracked, known_private=False)
+    shape = {"layers": 0, "hidden": 0, "public_model": str(bert)}
+    job = Job(untracked, **shape | changes)
+    job.run(*itertools.takewhile(lambda task: task != "reserve", job.steps))
+    with pytest.raises(BadInput, match=reason) if reason else nullcontext():
+        job.run("reserve")
+    assert bool(job.charges) == (not reason)  # plans of the releases
 
 
 # --- exact counts, for the operator

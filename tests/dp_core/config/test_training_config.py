@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dp_core.config.training import BatchConfig, TrainingConfig
+from dp_core.config.training import BatchConfig, TrainingConfig, rows_at_once
 
 
 def training(**settings: Any) -> TrainingConfig:
@@ -57,3 +57,20 @@ def test_younger_settings_at_their_default_change_no_hash():
     assert not {"dropout", "adam_epsilon"} & training().model_dump().keys()
     assert training(dropout=0.1).model_dump()["dropout"] == 0.1
     assert training(**training().model_dump()) == training()
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "hidden", "length", "words", "rows"),
+    [
+        ("bert", 2, 128, 32, 4000, 64),
+        ("feed-forward", 2, 64, 32, 10_000, 64),
+        ("bert", 12, 768, 128, 30_000, 37),
+        ("gpt2", 12, 768, 128, 50_257, 28),
+        ("bert", 24, 1024, 128, 32_000, 14),
+        ("llama", 48, 4096, 512, 200_000, 1),
+    ],
+)
+def test_rows_at_a_time_follow_from_the_shape(kind, layers, hidden, length, words, rows):
+    shape = {"kind": kind, "layers": layers, "hidden": hidden}
+    assert rows_at_once(**shape, sequence_length=length, vocabulary_size=words) == rows
+    assert rows == 1 or rows * layers * hidden * length * 44 * 4 <= 8e9

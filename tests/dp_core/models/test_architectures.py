@@ -7,11 +7,12 @@ import tensorflow as tf
 from scipy.special import erf
 from small_models import SHAPES, SIZES, logits_of, random_model
 
-from dp_core.models.bert import mlm_logits
+from dp_core.models.bert import class_logits, mlm_logits
 from dp_core.models.causal import causal_logits, causal_row_losses
 from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig, RopeScaling
 from dp_core.models.parameters import AnyModel, fresh
 from dp_core.nn import Layers
+from dp_core.training.heads import ClassHead
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -135,6 +136,7 @@ LLAMA = SIZES | {"hidden": 16, "heads": 4, "intermediate": 24}
 MODELS = {
     "bert": (SHAPES["bert"], Reference.bert),
     "distilbert": (SHAPES["distilbert"], Reference.bert),
+    "roberta": (SHAPES["roberta"], Reference.bert),
     "gpt2": (SHAPES["gpt2"], Reference.gpt2),
     "llama": (LlamaConfig(**LLAMA), Reference.llama),
     "llama of one group": (LlamaConfig(**LLAMA, key_heads=1), Reference.llama),
@@ -207,3 +209,13 @@ def test_initial_dense_layers_preserve_variance():
         deviation = values[f"{name}/kernel"].std() / 0.88  # cut at two deviations
         assert deviation == pytest.approx(math.sqrt(2 / inputs), rel=0.02)
     assert values["embeddings/word"].std() == pytest.approx(0.088, rel=0.05)
+
+
+def test_second_text_of_a_roberta_has_its_only_token_type():
+    model = ClassHead(tuple("AB")).begin(random_model(SHAPES["roberta"]), 0)
+    ids, lengths = tf.constant([[2, 7, 3, 9, 3]]), tf.constant([5])
+    alone, pair = (
+        class_logits(Layers(model.parameters), model.config, ids, lengths, tf.constant([[place]]))
+        for place in (0, 3)
+    )
+    np.testing.assert_array_equal(alone, pair)

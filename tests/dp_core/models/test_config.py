@@ -16,7 +16,7 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192, "rope_theta": 500_000.0,
 }  # fmt: skip
-SUPPORTED = "Supported architectures are bert, distilbert, gpt2, llama, feed-forward"
+SUPPORTED = "Supported architectures are bert, roberta, distilbert, gpt2, llama, feed-forward"
 BERT = partial(BertConfig, **SIZES)
 DENSE = partial(FeedForwardConfig, vocab_size=30, hidden=8, window=4, max_positions=12)
 
@@ -30,7 +30,7 @@ UNSUPPORTED = json.loads((Path(__file__).parent / "unsupported_configs.json").re
         *UNSUPPORTED,
         *(
             ("bert", {"model_type": kind}, f"{re.escape(repr(kind))}. {SUPPORTED}")
-            for kind in ("roberta", "modernbert", "qwen2", 7, ["bert"])
+            for kind in ("modernbert", "qwen2", 7, ["bert"])
         ),
     ],
 )
@@ -80,6 +80,16 @@ def test_both_layouts_of_a_published_config_are_read():
     assert config_from_hf(newer) == older
     written = config_to_hf(older)
     assert written["rope_parameters"] == written["rope_scaling"] == LLAMA3
+
+
+def test_positions_of_a_published_roberta_begin_after_its_padding():
+    written = config_to_hf(SHAPES["roberta"])
+    assert (written["pad_token_id"], written["max_position_embeddings"]) == (0, 1 + 12)
+    for pad, usable in ((1, 512), (0, 513)):
+        about = written | {"max_position_embeddings": 514, "pad_token_id": pad}
+        assert config_from_hf(about).max_positions == usable
+    with pytest.raises(BadInput, match="pad_token_id is '1'"):
+        config_from_hf(written | {"pad_token_id": "1"})
 
 
 def test_published_defaults_fill_omitted_fields():

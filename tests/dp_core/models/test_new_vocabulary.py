@@ -5,7 +5,7 @@ import pytest
 from small_models import random_model
 
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig, RobertaConfig
 from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary, save
 from dp_core.models.parameters import WORD, Model
 from dp_core.vocabulary.byte_level import ALPHABET
@@ -83,6 +83,18 @@ def test_tokens_are_matched_by_their_wordpiece_form(tmp_path, config, file, voca
         assert np.isfinite(head).all()
         assert head.shape == (64, 7)
     assert (new.config.begin, new.config.end) == (2, 3)
+
+
+def test_special_tokens_of_roberta_and_added_tokens_keep_their_roles(tmp_path):
+    theirs = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "Ġpain": 4}
+    old, folder = folder_of(RobertaConfig(vocab_size=6, **SIZES), tmp_path)
+    added = [{"content": "<mask>", "id": 5}]
+    whole = {"model": {"type": "BPE", "vocab": theirs}, "added_tokens": added}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    table = old.parameters[WORD][[1, 3, 0, 2, 5, 4]]
+    for tokens in ([*SPECIAL, "Ġpain", *ALPHABET], [*SPECIAL, "pain"]):
+        new = load_with_vocabulary(folder, tokens, seed=0).parameters[WORD]
+        np.testing.assert_array_equal(new[:6], table)
 
 
 def test_byte_level_tokens_are_matched_unchanged(tmp_path):

@@ -33,8 +33,8 @@ from examples.distillation import student_of
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv" / "transformers" / "bin" / "python"
 TOLERANCE = 1e-4
-LANGUAGE_MODELS = ["bert", "distilbert", "gpt2", "llama", "tied-llama", "llama-3"]
-NAMES = [*LANGUAGE_MODELS, "tagger", "classifier", "distilled-classifier"]
+LANGUAGE_MODELS = ["bert", "distilbert", "roberta", "gpt2", "llama", "tied-llama", "llama-3"]
+NAMES = [*LANGUAGE_MODELS, "tagger", "classifier", "distilled-classifier", "roberta-classifier"]
 
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason="no .venv/transformers: run `make test-transformers`"
@@ -122,7 +122,7 @@ def ours(
         save(model, folder / name, byte_level_vocabulary if name == BYTES else tokens)
         rng = np.random.default_rng(1)
         asked = {
-            "ids": rng.integers(0, size, (3, 8)),
+            "ids": rng.integers(1, size, (3, 8)),
             "lengths": np.array([8, 3, 6]),
             "types": (np.arange(8) >= np.array([[8], [2], [4]])).astype(int),
         }
@@ -206,7 +206,7 @@ def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         rng = np.random.default_rng(1)
         np.savez(
             folder / name / "asked.npz",
-            ids=rng.integers(0, base.config.vocab_size, (3, 8)),
+            ids=rng.integers(1, base.config.vocab_size, (3, 8)),
             lengths=np.array([8, 3, 6]),
         )
         bare, logits = our_logits(base, folder / name), our_logits(model, folder / name)

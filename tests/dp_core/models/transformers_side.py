@@ -14,13 +14,21 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from transformers import AutoTokenizer, BertConfig, DistilBertConfig, GPT2Config, LlamaConfig
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    DistilBertConfig,
+    GPT2Config,
+    LlamaConfig,
+    RobertaConfig,
+)
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 WORDS = len(PIECES)
 SIZES = {"vocab_size": WORDS, "initializer_range": 0.3}
 SHAPES = json.loads(Path(__file__).with_name("transformers_sizes.json").read_text())
 BERT, DISTILBERT, GPT2, LLAMA3 = (SHAPES[n] for n in ("bert", "distilbert", "gpt2", "llama3"))
+ROBERTA = BERT | {"type_vocab_size": 1}  # padding is 1, so its rows have 10 positions
 LLAMA = BERT | {"num_attention_heads": 4, "num_key_value_heads": 2}
 LABELS = {"id2label": {0: "O", 1: "B-x", 2: "I-x"}, "label2id": {"O": 0, "B-x": 1, "I-x": 2}}
 
@@ -31,6 +39,7 @@ def make(folder: Path) -> None:
     models = {
         "bert": transformers.BertForMaskedLM(BertConfig(**SIZES, **BERT)),
         "distilbert": transformers.DistilBertForMaskedLM(DistilBertConfig(**SIZES, **DISTILBERT)),
+        "roberta": transformers.RobertaForMaskedLM(RobertaConfig(**SIZES, **ROBERTA)),
         "gpt2": transformers.GPT2LMHeadModel(GPT2Config(**SIZES, **GPT2)),
         "llama": transformers.LlamaForCausalLM(LlamaConfig(**SIZES, **LLAMA)),
         "tied-llama": transformers.LlamaForCausalLM(
@@ -51,6 +60,9 @@ def make(folder: Path) -> None:
         "distilled-classifier": transformers.DistilBertForSequenceClassification(
             DistilBertConfig(**SIZES, **DISTILBERT, **LABELS)
         ),
+        "roberta-classifier": transformers.RobertaForSequenceClassification(
+            RobertaConfig(**SIZES, **ROBERTA, **LABELS)
+        ),
     }
     for name, model in models.items():
         with torch.no_grad():
@@ -60,7 +72,7 @@ def make(folder: Path) -> None:
         (folder / name / "vocab.txt").write_text("".join(f"{p}\n" for p in PIECES))
         rng = np.random.default_rng(0)
         asked = {
-            "ids": rng.integers(0, WORDS, (3, 9)),
+            "ids": rng.integers(2, WORDS, (3, 9)),  # RoBERTa gives padding no position
             "lengths": np.array([9, 4, 7]),
             "types": (np.arange(9) >= np.array([[9], [3], [5]])).astype(int),
         }

@@ -10,12 +10,14 @@ from child_processes import wait_for
 from noised_updates import flat
 
 from benchmarks.clipping_reference import ReferenceClipper
+from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput, PlanError
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import batches as batches_module
+from dp_core.training import loop
 from dp_core.training.batches import (
     Batches,
     ShuffledRows,
@@ -274,3 +276,16 @@ def test_leaving_prefetch_early_ends_its_thread():
     assert next(stream) == 0
     stream.close()
     wait_for(lambda: threading.active_count() == before, 5)
+
+
+def test_training_reads_as_many_rows_at_a_time_as_its_shape_allows(
+    train, plan_of, config, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(loop, "rows_at_once", lambda **shape: asked.append(shape) or 5)
+    monkeypatch.setattr(PrivateUpdates, "rows", lambda _, rows, *__: asked.append(rows) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(plan_of(), config=TrainingConfig(learning_rate=0.01))
+    length, words = config.max_positions, config.vocab_size
+    shape = {"kind": "bert", "layers": 1, "hidden": 16}
+    assert asked == [shape | {"sequence_length": length, "vocabulary_size": words}, 5]

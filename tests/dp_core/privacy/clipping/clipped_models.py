@@ -11,7 +11,13 @@ from dp_core.config.training import AdapterConfig
 from dp_core.models.adapters import prepared
 from dp_core.models.bert import class_row_losses, crf_row_losses, mlm_row_losses, tag_row_losses
 from dp_core.models.causal import causal_row_losses
-from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import (
+    BertConfig,
+    FeedForwardConfig,
+    Gpt2Config,
+    LlamaConfig,
+    RobertaConfig,
+)
 from dp_core.models.parameters import AnyModel, ModelConfig, fresh
 from dp_core.nn import RowLosses
 from dp_core.training.heads import ClassHead, Head, TaggingHead
@@ -55,6 +61,7 @@ def distilled(*arguments: Any) -> tf.Tensor:
 MODELS = {
     "BERT": Case(BERT),
     "DistilBERT": Case(DISTILBERT),
+    "RoBERTa": Case(RobertaConfig(**SIZES)),
     "GPT-2": causal(Gpt2Config(**SIZES)),
     "Llama": causal(LlamaConfig(**SIZES, key_heads=1)),
     "tied Llama": causal(LlamaConfig(**SIZES, tied=True)),
@@ -69,6 +76,7 @@ MODELS = {
     "BERT tags with a CRF": Case(BERT, crf_row_losses, 5, CRF),
     "BERT classes of pairs": Case(BERT, class_row_losses, 1, CLASSES),
     "DistilBERT classes": Case(DISTILBERT, class_row_losses, 1, CLASSES),
+    "RoBERTa classes of pairs": Case(RobertaConfig(**SIZES), class_row_losses, 1, CLASSES),
     "deep BERT": Case(BertConfig(**SIZES | {"layers": 2})),
     "student of a teacher": Case(DISTILBERT, distilled),
 }
