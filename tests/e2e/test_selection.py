@@ -14,7 +14,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlch
 
 SETTINGS = SweepSettings(
     selection="random-count", selection_mean=2.0, sweep_noise_multipliers="1,2",
-    sweep_batch_sizes="20", sweep_epochs="0.4", finetune_epochs=1, delta=1e-5, **SIZES,
+    sweep_batch_sizes="20", sweep_epochs="0.4", finetune_epochs=1, delta=1e-5,
+    development_share=0.5, **SIZES,
 )  # fmt: skip
 
 
@@ -49,7 +50,8 @@ def test_random_count_selection_releases_one_model_with_one_charge(e2e_home):
     assert winner.seconds == 0
     assert not any(m.value == count and "count" in m.name for m in winner.metrics)
     assert {m.name for m in winner.metrics} == {
-        "mlm_accuracy_public", "mlm_accuracy_private", "epsilon", "delta"
+        "mlm_accuracy_public", "mlm_accuracy_private", "mlm_accuracy_development",
+        "epsilon", "delta",
     }  # fmt: skip
     headline = {m.name: m.value for m in results["report"].metrics}
     assert headline["points"] == 1

@@ -32,6 +32,7 @@ class TestBrat(ReaderContract):
             (b"pain\n", b"zyxsecret", Reason.WRONG_FIELD),
             (b"pain\n", b"R1\tof Arg1:T1\n\nT1\tproblem 0\tpain", Reason.WRONG_FIELD),
             (b"pain\n", b"T1\tproblem 0 9\tzyxsecret", Reason.OFFSETS),
+            (b"zyxsecret\n", b"T1\tproblem 0 4\tpain", Reason.OFFSETS),
             (b"pain\n", f"T1\tproblem 0 {'1' * 5000}\tpain".encode(), Reason.OFFSETS),
             (b"zyxsecret " * (LONGEST // 9), b"", Reason.TOO_LONG),
         )
