@@ -241,10 +241,7 @@ SHAPES: dict[str, Shape] = {
     "policy": Shape(Policy, sums_are_rounded=True),
     "mad": Shape(MaxAdaptiveDegree, sums_are_rounded=True),
     "mad2r": Shape(
-        MaxAdaptiveDegreeTwoRounds,
-        (0.3, 0.7),
-        ((0, 0, 0.1), (1, 1, 0.9)),
-        sums_are_rounded=True,
+        MaxAdaptiveDegreeTwoRounds, (0.3, 0.7), ((0, 0, 0.1), (1, 1, 0.9)), sums_are_rounded=True
     ),
     "elimination": Shape(
         Elimination,

@@ -83,9 +83,7 @@ def public_counts(folder: Path) -> Counter[str]:
 def novels_counts(folder: Path) -> Counter[str]:
     """Return the number of pieces of 1,000 characters of the novels that contain each word."""
     novels = read_corpus(
-        "jsonl",
-        folder / "english_novels_100/novels.jsonl.xz",
-        columns="text:text,document:doc_id",
+        "jsonl", folder / "english_novels_100/novels.jsonl.xz", columns="text:text,document:doc_id"
     )
     pieces = (n.text[i : i + 1000] for n in novels for i in range(0, len(n.text), 1000))
     return document_counts((Unit("", [piece]) for piece in pieces), split_words)

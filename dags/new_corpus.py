@@ -124,9 +124,7 @@ def new_corpus() -> None:
     @task_group
     def version(event: dict[str, Any]) -> None:
         @task(
-            retries=0,
-            map_index_template="{{ corpus }}",
-            task_display_name="Check the announcement",
+            retries=0, map_index_template="{{ corpus }}", task_display_name="Check the announcement"
         )
         def job(event: dict[str, Any]) -> dict[str, Any]:
             """Check the data set and the version of the event."""

@@ -111,13 +111,7 @@ def interpreter() -> Component:
     """Return the image's Python, which runs this script."""
     version = platform.python_version()
     purl = f"pkg:generic/python@{version}"
-    return {
-        "type": "platform",
-        "bom-ref": purl,
-        "name": "python",
-        "version": version,
-        "purl": purl,
-    }
+    return {"type": "platform", "bom-ref": purl, "name": "python", "version": version, "purl": purl}
 
 
 def installed() -> Iterator[tuple[str, str]]:

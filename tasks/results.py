@@ -35,11 +35,7 @@ MODEL_RUNS = "operator_report/model_runs.json"  # of a report: the rows of MLflo
 FINETUNED = "finetuned"  # fact of a report: the fine-tunings of each model's score
 FINDINGS = {label: f"findings_{label.value}" for label in Label}  # outputs, and .json
 _FILE: TypeAdapter[tuple[Finding, ...]] = TypeAdapter(tuple[Finding, ...])
-TYPES: dict[Label, type[Labelled]] = {
-    Label.DP: Dp,
-    Label.PUBLIC: Public,
-    Label.OPERATOR: Operator,
-}
+TYPES: dict[Label, type[Labelled]] = {Label.DP: Dp, Label.PUBLIC: Public, Label.OPERATOR: Operator}
 
 
 @dataclass(frozen=True)

@@ -149,17 +149,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             ),
         ),
         Experiment(
-            "table2",
-            "dp_sweep",
-            (EPSILON, F1, EXPOSURE, LARGEST),
-            preset="hoory2021-table2-tiny",
+            "table2", "dp_sweep", (EPSILON, F1, EXPOSURE, LARGEST), preset="hoory2021-table2-tiny"
         ),
-        Experiment(
-            "fig1",
-            "dp_sweep",
-            (EPSILON, F1, EXPOSURE),
-            preset="hoory2021-fig1-tiny",
-        ),
+        Experiment("fig1", "dp_sweep", (EPSILON, F1, EXPOSURE), preset="hoory2021-fig1-tiny"),
         Experiment(
             "vocabularies",
             "dp_bert",
@@ -225,10 +217,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 Column("attention, by patient", "membership/patient/attention/pl", "%"),
                 Column("most that ε leaves", "membership_ceiling/pl", "%"),
             ),
-            variants={
-                "GPT-2": {},
-                "BERT": preset("jagannatha2021-bert-tiny"),
-            },
+            variants={"GPT-2": {}, "BERT": preset("jagannatha2021-bert-tiny")},
             preset="jagannatha2021-gpt2-tiny",
             compared=tuple(
                 (f"{family}, With DP", f"{family}, Without privacy", ADVANTAGE)

@@ -62,11 +62,7 @@ _WORDS = {"vocabulary_epsilon": 0.6}
 CORPORA: dict[str, Corpus] = {
     "made-up": Corpus(MADE_UP, _WORDS),
     "made-up causal": Corpus(MADE_UP, {**_WORDS, "model_kind": "gpt2"}),
-    "noteevents_format": Corpus(
-        {_REAL["declared_units"]: {}},
-        _REAL,
-        NOTES_AND_ENTITIES,
-    ),
+    "noteevents_format": Corpus({_REAL["declared_units"]: {}}, _REAL, NOTES_AND_ENTITIES),
     "pmc_rct_articles": Corpus(
         {2600: {}},
         {
@@ -163,7 +159,7 @@ FIGURED = (
     "phrases + gradients, more computing",
 )
 ADVISABLE: dict[Advisable, tuple[str, ...]] = {
-    "phrases": ("phrases + gradients", "phrases + gradients of many rows"),
+    "phrases": ("phrases + gradients", "phrases + gradients of many rows")
 }
 
 # Small enough for minutes: tests the harness only.

@@ -123,9 +123,7 @@ def _gains(lines: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, flo
 
 
 def curves(
-    lines: Mapping[str, Mapping[str, Any]],
-    recipes: Mapping[Recipe, Collection[str]],
-    source: str,
+    lines: Mapping[str, Mapping[str, Any]], recipes: Mapping[Recipe, Collection[str]], source: str
 ) -> list[GainCurve]:
     """Return the curves of the gain by figure on made-up notes, with a point for each training.
 

@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "phrases.md"
 RESULTS = ROOT / "benchmarks" / "results" / "utility.jsonl"
 CORPUS, EPSILON = "made-up", 5.8
 TABLES = {  # name in the page -> recipe
-    "gains": "phrases + gradients",
+    "gains": "phrases + gradients"
 }
 _HEAD = (
     "patients (seeds) | trained on | MLM accuracy, private text held out | entity F1 "

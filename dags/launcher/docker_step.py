@@ -151,9 +151,7 @@ class DockerStep(StepOperator, DockerOperator):
             self.cli.remove_container(identifier, force=True)
 
 
-def whole_lines(
-    pieces: Iterable[tuple[bytes | None, bytes | None]],
-) -> Iterator[tuple[bool, str]]:
+def whole_lines(pieces: Iterable[tuple[bytes | None, bytes | None]]) -> Iterator[tuple[bool, str]]:
     """Yield each complete, non-empty line, with True for standard output.
 
     The engine sends both streams in pieces: between the two halves of a line on one stream there

@@ -322,9 +322,7 @@ def embedded(
 
 
 def masked(
-    framed: Sequence[tuple[Canary, list[int], list[int]]],
-    special: SpecialIds,
-    sequence_length: int,
+    framed: Sequence[tuple[Canary, list[int], list[int]]], special: SpecialIds, sequence_length: int
 ) -> MaskedContexts:
     """Return one row for each canary between the tokens before and after it, secret masked."""
     size = len(framed)

@@ -53,12 +53,7 @@ CLIP_NORM = 1.0
 
 
 def audited_plan(
-    units: int,
-    epsilon: float,
-    delta: float,
-    *,
-    sampling_rate: float,
-    steps: int,
+    units: int, epsilon: float, delta: float, *, sampling_rate: float, steps: int
 ) -> ExecutionPlan:
     """Return a plan with Poisson sampling that claims ε at δ.
 

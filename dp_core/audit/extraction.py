@@ -282,11 +282,7 @@ FROM_ROWS = Sought(
     "the claim's TPR, over its whole profile, where FPR is what comes out of rows held out",
 )
 FROM_CANARIES = Sought(TOP_K, "canary", "secrets of planted canaries", "secrets never planted")
-_WHEN = {
-    True: "fixed before the training",
-    False: "chosen after it",
-    None: "chosen by who audits",
-}
+_WHEN = {True: "fixed before the training", False: "chosen after it", None: "chosen by who audits"}
 _DECODINGS = {
     GREEDY: "greedy decoding",
     TOP_K: "naming the k likeliest tokens",

@@ -191,11 +191,7 @@ class AuditVerdict:
 
 
 def audit_claim(
-    claim: Claim,
-    scores: Sequence[Scores],
-    coins: Coins,
-    guesses: Guesses,
-    seed: PrivacySeed,
+    claim: Claim, scores: Sequence[Scores], coins: Coins, guesses: Guesses, seed: PrivacySeed
 ) -> AuditVerdict:
     """Compare guesses with coins, and return the verdict on a claim.
 

@@ -411,9 +411,7 @@ def added_counts(
     return _added([total, *waiting])
 
 
-def _added(
-    parts: list[tuple[pa.Array, NDArray[np.int64]]],
-) -> tuple[pa.Array, NDArray[np.int64]]:
+def _added(parts: list[tuple[pa.Array, NDArray[np.int64]]]) -> tuple[pa.Array, NDArray[np.int64]]:
     every = pa.concat_arrays([items for items, _ in parts]).dictionary_encode()
     total = np.zeros(len(every.dictionary), np.int64)
     np.add.at(total, every.indices.to_numpy(), np.concatenate([counts for _, counts in parts]))

@@ -42,11 +42,7 @@ from dp_core.nn import LORA_A, LORA_B, LORA_SCALE
 
 _ATTENTION = ("qkv", "query", "key", "value", "attention_output")
 _MLP = ("gate", "intermediate", "output")
-_TARGETS = {
-    "attention": _ATTENTION,
-    "mlp": _MLP,
-    "attention-and-mlp": (*_ATTENTION, *_MLP),
-}
+_TARGETS = {"attention": _ATTENTION, "mlp": _MLP, "attention-and-mlp": (*_ATTENTION, *_MLP)}
 
 
 def trained_names(model: AnyModel, config: AdapterConfig) -> frozenset[str]:

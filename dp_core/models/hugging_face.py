@@ -294,10 +294,7 @@ def _spelt(token: str, old: Mapping[str, int], prefix: str) -> list[int]:
 
 
 def _exchanged(
-    name: str,
-    table: NDArray[np.float32],
-    spelt: Sequence[Sequence[int]],
-    seed: int,
+    name: str, table: NDArray[np.float32], spelt: Sequence[Sequence[int]], seed: int
 ) -> NDArray[np.float32]:
     """Return the new table, (V, D) -> (V', D): kept rows, means of pieces, and random rows."""
     draws = initial_values({name: (len(spelt), table.shape[1])}, 1.0, seed)[name]

@@ -202,10 +202,7 @@ def _with_units(plan: ExecutionPlan, factor: float) -> ExecutionPlan:
     """Return the plan for more or fewer units, with as many passes over them."""
     units = max(1, round(factor * plan.declared_units))
     phases = tuple(
-        BatchPhase(
-            max(1, math.ceil(factor * phase.steps * phase.expected_batch / batch)),
-            batch,
-        )
+        BatchPhase(max(1, math.ceil(factor * phase.steps * phase.expected_batch / batch)), batch)
         for phase in plan.schedule
         for batch in [min(phase.expected_batch, units)]
     )

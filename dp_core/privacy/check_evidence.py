@@ -805,11 +805,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "thresholded_histogram": Mechanism(
         "word histogram",
         _ADD_REMOVE,
-        {
-            "words_per_unit": _whole(1, 10**6),
-            "sigma": _SIGMA,
-            "threshold": _whole(1),
-        },
+        {"words_per_unit": _whole(1, 10**6), "sigma": _SIGMA, "threshold": _whole(1)},
         lambda e: (
             f"counts of words, at most {e['words_per_unit']} distinct words per unit, discrete"
             f" Gaussian noise of σ = {e['sigma']:g} on each, noised counts below {e['threshold']}"

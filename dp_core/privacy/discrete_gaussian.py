@@ -68,8 +68,7 @@ def bernoulli(
     """
     certain = np.array([n >= denominator for n in numerators], dtype=bool)
     firsts = np.array(
-        [0 if n >= denominator else n * _WORD // denominator for n in numerators],
-        dtype=np.uint64,
+        [0 if n >= denominator else n * _WORD // denominator for n in numerators], dtype=np.uint64
     )
     words = stream.words(len(index))
     thresholds = firsts[index]

@@ -415,8 +415,7 @@ class ConvertedRelation(MechanismEvent):
         self.require(inner.unit is self.unit, "the unit differs from the event's unit")
         self.require(inner.relation is ADD_REMOVE, "only add-or-remove is converted")
         self.require(
-            self.to in inner.conversions,
-            f"no theorem converts a {inner.kind} to {self.to.value}",
+            self.to in inner.conversions, f"no theorem converts a {inner.kind} to {self.to.value}"
         )
         if self.to is REPLACE:
             self.require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)")

@@ -43,12 +43,7 @@ class Epochs:
 
 
 def store_by_unit(
-    rows: Sequence[LabelledRow],
-    units: Sequence[str],
-    *,
-    max_length: int,
-    vocabulary: int,
-    pad: int,
+    rows: Sequence[LabelledRow], units: Sequence[str], *, max_length: int, vocabulary: int, pad: int
 ) -> tuple[TokenStore, list[LabelledRow]]:
     """Return a store of labelled rows by unit, in memory, and the rows in the order of the store.
 

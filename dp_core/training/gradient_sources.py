@@ -78,11 +78,7 @@ class GradientHosts:
     open_rows: OpenRows
 
     def source(
-        self,
-        trainer: Trainer,
-        objective: Objective,
-        batches: Batches,
-        device: str,
+        self, trainer: Trainer, objective: Objective, batches: Batches, device: str
     ) -> GradientSource:
         """Start the hosts; return the source of their sums.
 

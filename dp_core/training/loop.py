@@ -323,11 +323,7 @@ def train(
         start.config,
         start.parameters,
         AdamW(
-            config.beta1,
-            config.beta2,
-            config.weight_decay,
-            config.noise_floor,
-            config.adam_epsilon,
+            config.beta1, config.beta2, config.weight_decay, config.noise_floor, config.adam_epsilon
         ),
         updates.clipper(),
         precision=config.precision,

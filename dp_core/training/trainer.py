@@ -247,12 +247,7 @@ class Trainer:
             norms = tf.zeros_like(losses)
         else:
             clipped = self.clipper.clipped_grad_sum(
-                unit_losses,
-                self._weights,
-                shares.shape[0],
-                clip_norm,
-                self.precision,
-                self._frozen,
+                unit_losses, self._weights, shares.shape[0], clip_norm, self.precision, self._frozen
             )
             sums, losses, norms = clipped.sums, clipped.losses, clipped.norms
         for name in self.names:

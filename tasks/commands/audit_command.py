@@ -230,12 +230,7 @@ def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
 @options_of("evidence")
 @output.as_json
 def evidence(
-    model: Path | None,
-    uri: str,
-    out: Path,
-    operator: bool,
-    words: Path | None,
-    check: Path | None,
+    model: Path | None, uri: str, out: Path, operator: bool, words: Path | None, check: Path | None
 ) -> int:
     """Write the evidence pack of a model: claim, ledger, audits, and a script that checks them.
 

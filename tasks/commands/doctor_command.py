@@ -92,7 +92,8 @@ def _python(deployment: Deployment) -> Iterator[Check]:
 
 def _packages(deployment: Deployment) -> Iterator[Check]:
     versions = {d.name.replace("_", "-").lower(): d.version for d in distributions()}
-    versions.setdefault("tensorflow", versions.get("tensorflow-cpu", ""))
+    builds = (versions.get(name, "") for name in ("tensorflow-cpu", "tensorflow-tpu"))
+    versions.setdefault("tensorflow", max(builds))
     for name in ("tensorflow", "numba", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
         version = versions.get(name, "")
         yield Check(name, bool(version), True, version or "not installed", f"Run: {SETUP}")
@@ -212,11 +213,7 @@ def launcher(deployment: Deployment) -> Iterator[Check]:
     """Check whether the launcher can start steps."""
     image = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task"
     place, command, fix = {
-        "process": (
-            deployment.task_python,
-            [deployment.task_python, "-c", "import tasks"],
-            SETUP,
-        ),
+        "process": (deployment.task_python, [deployment.task_python, "-c", "import tasks"], SETUP),
         "docker": (
             image,
             ["docker", "image", "inspect", "--format", "{{.Id}}", image],

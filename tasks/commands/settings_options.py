@@ -118,10 +118,7 @@ def _refuse_missing_columns(settings: JobSettings) -> None:
 
 
 def settings_of_options(
-    kind: type[S],
-    preset: str | None = None,
-    file: Path | None = None,
-    words: Sequence[str] = (),
+    kind: type[S], preset: str | None = None, file: Path | None = None, words: Sequence[str] = ()
 ) -> S:
     """Return the settings of a preset, changed by a file, changed by `key=value` words.
 
@@ -228,5 +225,5 @@ def _processor_only(deployment: Deployment) -> bool:
     python = Path(deployment.task_python)
     if is_executable(python) and python.parent.parent.resolve() != Path(sys.prefix).resolve():
         return False  # the packages of another environment are unknown
-    installed = {distribution.name for distribution in metadata.distributions()}
+    installed = {d.name.replace("_", "-").lower() for d in metadata.distributions()}
     return installed & {"tensorflow", "tensorflow-cpu"} == {"tensorflow-cpu"}

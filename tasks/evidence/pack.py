@@ -148,9 +148,7 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
     true = dict(privacy_statement(result.releases, made_up=made_up, released_after=after).data)
     if not _same(written, json.loads(json.dumps(true))):
         raise BadInput(
-            "its privacy statement does not follow from its releases",
-            where=uri,
-            fix=_RUN_AGAIN,
+            "its privacy statement does not follow from its releases", where=uri, fix=_RUN_AGAIN
         )
     for claim in check_evidence.claims_of(true):
         if not claim["private"] and claim["epsilon"] is not None:

@@ -394,13 +394,7 @@ def register_plans(context: StepContext, charged: Iterable[specs.Charged]) -> li
     return entries
 
 
-def charge(
-    context: StepContext,
-    units: PrivateUnits,
-    planned: Entry,
-    *,
-    content: bytes,
-) -> Charge:
+def charge(context: StepContext, units: PrivateUnits, planned: Entry, *, content: bytes) -> Charge:
     """Reserve a release; return it with its seed, bound to the manifest `content`.
 
     An entry that the run registered beforehand is not charged again.

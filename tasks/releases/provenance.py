@@ -334,9 +334,7 @@ def _opened(
         raise BadInput(f"the text is {source.facts['role']}, and must be {role}", where=field)
     if vocabulary is not None and vocabulary_digest(source) != vocabulary_digest(vocabulary):
         raise BadInput(
-            "it was made with another vocabulary",
-            where=field,
-            fix="Give inputs of one vocabulary.",
+            "it was made with another vocabulary", where=field, fix="Give inputs of one vocabulary."
         )
     return source
 

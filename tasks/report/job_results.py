@@ -69,10 +69,7 @@ LABEL_COUNTS = "_labels/"  # in metrics of a fine-tuning: PART_labels/TYPE
 
 
 def job_report(
-    spec: ReportSpec,
-    context: StepContext,
-    points: Mapping[str, Results],
-    missing: Sequence[str],
+    spec: ReportSpec, context: StepContext, points: Mapping[str, Results], missing: Sequence[str]
 ) -> Report:
     """Return the report of one job, with its finished models and the names of the missing ones.
 
@@ -216,10 +213,7 @@ def last_values(result: StepResult) -> dict[str, Labelled]:
 
 
 def header_of(
-    spec: ReportSpec,
-    context: StepContext,
-    results: Results,
-    releases: Sequence[ReleaseRecord],
+    spec: ReportSpec, context: StepContext, results: Results, releases: Sequence[ReleaseRecord]
 ) -> dict[str, Any]:
     """Return the common fields of both kinds of report, by name.
 
@@ -610,10 +604,7 @@ class _StatementForTheOperator(PrivacyStatement):
 
 
 def sweep_report(
-    spec: ReportSpec,
-    context: StepContext,
-    points: Mapping[str, Results],
-    missing: Sequence[str],
+    spec: ReportSpec, context: StepContext, points: Mapping[str, Results], missing: Sequence[str]
 ) -> Report:
     """Return the report of a sweep, with its finished points and the names of the missing ones."""
     first = next(iter(points.values()))

@@ -28,6 +28,5 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     tokenizer_files.save(tokenizer, context.out)
     context.measure("vocabulary_size", Public(tokenizer.get_vocab_size()))
     return StepOutput(
-        outputs={"vocabulary": ""},
-        facts={**facts, "digest": vocabulary_digest(tokenizer)},
+        outputs={"vocabulary": ""}, facts={**facts, "digest": vocabulary_digest(tokenizer)}
     )

@@ -38,11 +38,7 @@ from tasks.steps.training_files import held_out
 def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
     """Rank the canaries' secrets; a released model's exposure is `dp`: it shows no private row."""
     model_input = model_at(
-        context,
-        spec.model_uri,
-        field="model_uri",
-        steps=PRETRAINED,
-        updates=spec.model_updates,
+        context, spec.model_uri, field="model_uri", steps=PRETRAINED, updates=spec.model_updates
     )
     planted = output_of(context, spec.canaries_uri, "canaries", model_input)
     store = rows_at(

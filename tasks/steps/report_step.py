@@ -128,10 +128,7 @@ def _judged(
     """
     own = {name: output for name, output in models.items() if is_of_job(name)}
     others = {name: output for name, output in models.items() if name not in own}
-    return [
-        *judge(context.store, own, spec.promotion),
-        *judge(context.store, others, "approved"),
-    ]
+    return [*judge(context.store, own, spec.promotion), *judge(context.store, others, "approved")]
 
 
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:

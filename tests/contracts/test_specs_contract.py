@@ -85,7 +85,8 @@ def test_every_setting_is_declared_by_one_configuration_model():
         assert not stated & set(inspect.get_annotations(model)), model
     form = SweepSettings.model_json_schema()["properties"]
     assert stated <= set(form)
-    settings = SweepSettings(selection="random-count", adam_epsilon=1e-6, dropout=0.1)
+    words = {"lowercase": False, "strip_accents": "yes", "placeholders": "___"}
+    settings = SweepSettings(selection="random-count", adam_epsilon=1e-6, dropout=0.1, **words)
     specs = [*STEPS.values(), *point_steps(settings, settings.points()[0]).values()]
     assert stated <= {name for spec in specs for name in _names(spec.model_dump())}
 
@@ -205,8 +206,7 @@ def test_checkpoint_settings_change_no_hash():
 
 
 @pytest.mark.parametrize(
-    ("kind", "case"),
-    [(kind, case) for kind in ("job", "sweep") for case in REFUSED[kind]],
+    ("kind", "case"), [(kind, case) for kind in ("job", "sweep") for case in REFUSED[kind]]
 )
 def test_contradictory_settings_are_refused_with_the_reason(kind, case):
     settings: dict[str, Any] = {}

@@ -33,8 +33,7 @@ def test_known_vulnerability_fails_the_check_even_with_an_unknown_package(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("accepted", "fails"),
-    [("1=2999-01-01", 0), ("1=2020-01-01", 1), ("1", 1), ("2=2999-01-01", 1)],
+    ("accepted", "fails"), [("1=2999-01-01", 0), ("1=2020-01-01", 1), ("1", 1), ("2=2999-01-01", 1)]
 )
 def test_accepted_vulnerability_is_accepted_until_its_date(tmp_path, accepted, fails):
     script = tmp_path / "audit"

@@ -14,12 +14,7 @@ from step_outputs import output_folder
 from dp_core.data.tokens import BERT, SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
-from dp_core.models.hugging_face import (
-    WEIGHTS,
-    load_model,
-    load_with_vocabulary,
-    save,
-)
+from dp_core.models.hugging_face import WEIGHTS, load_model, load_with_vocabulary, save
 from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent

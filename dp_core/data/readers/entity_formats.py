@@ -261,11 +261,7 @@ _DOCUMENT = "-DOCSTART-"
 
 
 def read_columns(
-    path: Path,
-    quarantine: Quarantine,
-    *,
-    public: bool = False,
-    scheme: TagScheme | None = None,
+    path: Path, quarantine: Quarantine, *, public: bool = False, scheme: TagScheme | None = None
 ) -> Iterator[Sentence]:
     """Yield sentences; the first column is the token, the last the tag (see `read_sentences`).
 

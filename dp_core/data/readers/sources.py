@@ -305,9 +305,7 @@ def refuse_damaged_file(source: Path, file: Path, quarantine: Quarantine) -> Ite
     except UNREADABLE:
         quarantine.reject(Reason.UNREADABLE, location_of(file, source))
         raise PrivateTextRefusal(
-            "a file is unreadable, damaged or half-written",
-            where=str(source),
-            fix="Copy it again.",
+            "a file is unreadable, damaged or half-written", where=str(source), fix="Copy it again."
         ) from None
     except TooMuch:
         quarantine.reject(Reason.TOO_MUCH, location_of(file, source))
@@ -418,9 +416,7 @@ def read_items(
 
 
 def table_rows(
-    file: Path,
-    split: Callable[[str], list[str]],
-    names_of: Callable[[list[str]], list[str]],
+    file: Path, split: Callable[[str], list[str]], names_of: Callable[[list[str]], list[str]]
 ) -> Iterator[tuple[int, dict[str, str] | Reason]]:
     """Yield (number, cells by column name or the reason why there are none) of each row.
 

@@ -65,9 +65,7 @@ def noise_for(
 
 
 def steps_within(
-    event_of: Callable[[int], MechanismEvent],
-    target_epsilon: float,
-    delta: float,
+    event_of: Callable[[int], MechanismEvent], target_epsilon: float, delta: float
 ) -> int:
     """Return the largest number of updates within (ε, δ), at most ten million.
 

@@ -297,9 +297,7 @@ class Ledger:
             return entry
 
     def register_plan(
-        self,
-        planned: Sequence[Entry],
-        ended: Callable[[str], bool] = lambda _: False,
+        self, planned: Sequence[Entry], ended: Callable[[str], bool] = lambda _: False
     ) -> list[Entry]:
         """Register all releases of a run or sweep before the first one; admit all or none.
 

@@ -11,19 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from examples.distillation import student_of
 from safetensors.numpy import load_file
 from small_models import logits_of, randomised
 
 from dp_core.config.training import AdapterConfig
 from dp_core.models.adapters import prepared, save_adapter
 from dp_core.models.bert import class_logits
-from dp_core.models.hugging_face import (
-    load,
-    load_model,
-    load_with_vocabulary,
-    save,
-)
+from dp_core.models.hugging_face import load, load_model, load_with_vocabulary, save
 from dp_core.models.parameters import CLASSIFIER, AnyModel, Model
 from dp_core.nn import Layers
 from dp_core.training.heads import TaggingHead
@@ -118,7 +112,6 @@ def ours(
     pieces = list(tokenizer_files.stored_ids(vocabulary)[0])
     for name in LANGUAGE_MODELS:
         models[f"{name} of a new vocabulary"] = load_with_vocabulary(theirs / name, pieces, 1)
-    models["student"] = student_of(load(theirs / "bert"))
     byte_tokens = list(tokenizer_files.stored_ids(byte_level_vocabulary)[0])
     models[BYTES] = load_with_vocabulary(theirs / "gpt2", byte_tokens, 1)
     for name, model in models.items():
@@ -141,7 +134,7 @@ def test_outputs_equal_transformers_on_its_models(theirs, name):
     assert_transformers_agrees(theirs / name)
 
 
-SAVED = [*NAMES, "student", BYTES, *(f"{n} of a new vocabulary" for n in LANGUAGE_MODELS)]
+SAVED = [*NAMES, BYTES, *(f"{n} of a new vocabulary" for n in LANGUAGE_MODELS)]
 
 
 @pytest.mark.parametrize("name", SAVED)

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from examples.distillation import distilled_row_losses
 from small_models import randomised
 
 from dp_core.config.training import AdapterConfig
@@ -56,10 +55,6 @@ def causal(config: ModelConfig) -> Case:
     return Case(config, causal_row_losses, LENGTH - 1)
 
 
-def distilled(*arguments: Any) -> tf.Tensor:
-    return distilled_row_losses(model_of("BERT", seed=9), 0.7, 2.0)(*arguments)
-
-
 MODELS = {
     "BERT": Case(BERT),
     "DistilBERT": Case(DISTILBERT),
@@ -82,7 +77,6 @@ MODELS = {
     "RoBERTa classes of pairs": Case(RobertaConfig(**SIZES), class_row_losses, 1, CLASSES),
     "ModernBERT classes of pairs": Case(MODERN, class_row_losses, 1, CLASSES),
     "deep BERT": Case(BertConfig(**SIZES | {"layers": 2})),
-    "student of a teacher": Case(DISTILBERT, distilled),
 }
 
 
