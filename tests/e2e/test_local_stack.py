@@ -19,6 +19,7 @@ from dp_core.errors import BadInput, ConfideError
 from tasks.commands.local_stack import announce
 from tasks.local import demo
 from tasks.local import stack as local
+from tasks.local.airflow_configuration import airflow_home
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import Deployment
@@ -100,7 +101,7 @@ def test_stack_listens_on_loopback_only(served):
 
 
 def test_files_of_the_stack_are_readable_by_their_owner_only(served, deployment):
-    folder = local.airflow_home(deployment)
+    folder = airflow_home(deployment)
     for name in ("stack.json", "secrets.json", "passwords.json", "airflow.db", "mlflow-auth.ini"):
         assert (folder / name).stat().st_mode & 0o077 == 0, name
 
@@ -138,7 +139,7 @@ def test_mlflow_accepts_only_the_mlflow_password(served):
 
 
 def test_mlflow_processes_receive_no_secret_of_airflow(served, deployment):
-    kept = json.loads((local.airflow_home(deployment) / "secrets.json").read_text())
+    kept = json.loads((airflow_home(deployment) / "secrets.json").read_text())
     airflow_secrets = [kept[name].encode() for name in ("password", "jwt", "session", "fernet")]
     inspected = 0
     for process in sessions(served, "mlflow"):
