@@ -56,7 +56,7 @@ def _may_select_privately(event: Any) -> bool:
 
     A sweep without readable settings is assumed to have this selection.
     """
-    from dags import launcher
+    from dags.launcher import form
 
     if event.job.name.partition(".")[0] != "dp_sweep":
         return False
@@ -64,9 +64,9 @@ def _may_select_privately(event: Any) -> bool:
     run = facets.get("airflow") or facets.get("airflowDagRun")
     if run is None:
         return True
-    given = {**launcher.form_defaults("SWEEP"), **(run.dagRun.get("conf") or {})}
+    given = {**form.form_defaults("SWEEP"), **(run.dagRun.get("conf") or {})}
     try:
-        return launcher.settings_from(SweepSettings, given).selection != "publish-all"
+        return form.settings_from(SweepSettings, given).selection != "publish-all"
     except AirflowFailException:
         return True
 
