@@ -177,7 +177,7 @@ def _optimizer_class() -> Any:
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     sys.modules.setdefault("tensorflow_privacy", importlib.util.module_from_spec(spec))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", DeprecationWarning)
         module = importlib.import_module(
             "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras_vectorized"
         )
