@@ -92,8 +92,8 @@ def _python(deployment: Deployment) -> Iterator[Check]:
 
 def _packages(deployment: Deployment) -> Iterator[Check]:
     versions = {d.name.replace("_", "-").lower(): d.version for d in distributions()}
-    builds = (versions.get(name, "") for name in ("tensorflow-cpu", "tensorflow-tpu"))
-    versions.setdefault("tensorflow", max(builds))
+    other_build = versions.get("tensorflow-cpu") or versions.get("tensorflow-tpu", "")
+    versions.setdefault("tensorflow", other_build)
     for name in ("tensorflow", "numba", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
         version = versions.get(name, "")
         yield Check(name, bool(version), True, version or "not installed", f"Run: {SETUP}")
