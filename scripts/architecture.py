@@ -41,6 +41,11 @@ def house(room: str) -> str:
     return room.partition(".")[0]
 
 
+def title(room: str) -> str:
+    """Return the name of a room without its package; of a whole package, its name."""
+    return room.rpartition(".")[2]
+
+
 def reached(arrows: set[Arrow], start: str) -> set[str]:
     """Return the rooms that a path of arrows from `start` reaches."""
     rooms, fresh = set(), {start}
@@ -60,13 +65,13 @@ def reduced(arrows: set[Arrow]) -> set[Arrow]:
 
 
 def mermaid(arrows: set[Arrow]) -> str:
-    """Return the diagram as a Mermaid flowchart."""
+    """Return the diagram as a Mermaid flowchart. No two rooms have one name."""
     lines = ["```mermaid", "flowchart TB"]
     for top in HOUSES:
         rooms = sorted({room for arrow in arrows for room in arrow if room.startswith(f"{top}.")})
         lines += [f"  subgraph {top}"]
-        lines += [f"    {room}[{room.partition('.')[2]}]" for room in rooms] + ["  end"]
-    lines += [f"  {here} --> {there}" for here, there in sorted(arrows)]
+        lines += [f"    {title(room)}" for room in rooms] + ["  end"]
+    lines += [f"  {title(here)} --> {title(there)}" for here, there in sorted(arrows)]
     return "\n".join([*lines, "```", ""])
 
 
@@ -82,14 +87,15 @@ def svg(diagram: str) -> str:
     A house is a frame, and a room is in the row above the lowest room that it imports. An arrow
     that passes other rows has a place in each of them.
     """
-    titles = dict(re.findall(r"^ +(\S+)\[(.+)\]$", diagram, re.M))
+    rooms_of = {
+        name: inside.split()
+        for name, inside in re.findall(r"^  subgraph (\S+)$(.*?)^  end$", diagram, re.M | re.S)
+    }
+    house_of = {room: name for name, rooms in rooms_of.items() for room in (name, *rooms)}
     arrows = set(re.findall(r"^ +(\S+) --> (\S+)$", diagram, re.M))
     parts, frames, places, top, widest = [], {}, {}, 8, 0
-    for name in HOUSES:
-        rooms = [room for room in titles if house(room) == name]
-        inside = {
-            pair for pair in arrows if {house(room) for room in pair} == {name} and pair[0] != name
-        }
+    for name, rooms in rooms_of.items():
+        inside = {(here, there) for here, there in arrows if {here, there} <= set(rooms)}
         rows, paths = _rows(rooms, inside)
         for number, row in enumerate(rows):
             for place, room in enumerate(row):
@@ -99,7 +105,9 @@ def svg(diagram: str) -> str:
         top += frames[name][1] + GAP
         parts += [_line([places[room] for room in path]) for path in paths]
     left = -widest / 2 - 12
-    for lane, (here, there) in enumerate(sorted(a for a in arrows if house(a[0]) != house(a[1]))):
+    for lane, (here, there) in enumerate(
+        sorted(a for a in arrows if len({*map(house_of.get, a)}) > 1)
+    ):
         if here == "tasks":
             y, height = frames[here]
             parts.append(_line([(0, y + height - 26), (0, frames[there][0] - 2)]))
@@ -113,11 +121,11 @@ def svg(diagram: str) -> str:
         box = f'x="{left}" y="{y}" width="{-2 * left}" height="{height}"'
         parts.append(f'<rect {box} rx="6" fill="none" stroke="currentColor" opacity=".35"/>')
         parts.append(f'<text x="{left + 8}" y="{y + 17}" font-weight="bold">{name}</text>')
-    for room, title in titles.items():
+    for room in sorted(house_of.keys() - rooms_of.keys()):
         x, y = places[room]
         box = f'x="{x - WIDTH / 2}" y="{y}" width="{WIDTH}" height="{HEIGHT}"'
         parts.append(f'<rect {box} rx="4" class="room" stroke="currentColor"/>')
-        parts.append(f'<text x="{x}" y="{y + 16}" text-anchor="middle">{title}</text>')
+        parts.append(f'<text x="{x}" y="{y + 16}" text-anchor="middle">{room}</text>')
     edge = left - 44
     view = f'viewBox="{edge} 0 {-left - edge + 8} {top - GAP + 8}"'
     head = (
