@@ -273,7 +273,9 @@ def main() -> None:
     if "CONFIDE_DATA" not in os.environ:
         print("skipped: CONFIDE_DATA does not name a folder of data sets")
         return
-    model = options.model or next((ROOT / ".venv" / "bench-real").glob(PACKAGE))
+    model = options.model or next((ROOT / ".venv" / "bench-real").glob(PACKAGE), None)
+    if model is None:
+        parser.error("no .venv/bench-real: run `make bench-real`, or name a folder by --model")
     began = time.monotonic()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     for seed, labels in itertools.product(seeds, LABELS):
