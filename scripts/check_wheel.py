@@ -1,6 +1,6 @@
 """Check the package in a new environment, outside of the checkout: `make test-wheel`.
 
-    scripts/python3.11 scripts/check_wheel.py [PYTHON_WITH_TRANSFORMERS]
+    scripts/python3 scripts/check_wheel.py [PYTHON_WITH_TRANSFORMERS]
 
 The first failed rule ends the script with exit code 1. Standard library only.
 """
