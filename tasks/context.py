@@ -282,14 +282,14 @@ class StepContext:
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number in the event log, from which the result and MLflow's run are made.
 
-        If the output descends from a vocabulary of exact private counts, every number is the
-        operator's, whatever its label: even accuracy on public text, and the number of rows that
-        this text was cut into.
+        If the output descends from a vocabulary of exact private counts or from a study, every
+        number is the operator's, whatever its label: even accuracy on public text, and the number
+        of rows that this text was cut into.
 
         Raises:
             TypeError: the number has no label.
         """
-        if self.exact_vocabulary and isinstance(value, Dp | Public):
+        if self.for_operator_alone and isinstance(value, Dp | Public):
             value = Operator(value.value)
         self.tracker.measure(name, value, step)
 
@@ -338,9 +338,9 @@ class StepContext:
             self.measure(f"{items}{_PASSED_OVER}", label(quarantine.passed_over))
 
     @property
-    def exact_vocabulary(self) -> bool:
-        """Whether the output descends from a vocabulary of exact private counts."""
-        return any(release.is_exact_vocabulary for release in self.releases)
+    def for_operator_alone(self) -> bool:
+        """Whether the output descends from a vocabulary of exact private counts, or a study."""
+        return any(release.for_operator_alone for release in self.releases)
 
     def measured(self) -> list[MetricRecord]:
         """Return every number of this step, including the attempts that this one continues."""

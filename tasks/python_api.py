@@ -225,7 +225,8 @@ class LedgerFile(Shown):
 
         Args:
             name: of the data set; another name for the same people would be a second budget.
-            epsilon, delta: of everything that is ever released of the data set.
+            epsilon, delta: of everything that is ever released of the data set. An ε above 500 is
+                for studies: the models cannot be saved.
             unit: the protected unit: `patient`, `document` or `example`.
 
         Raises:

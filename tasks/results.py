@@ -14,7 +14,7 @@ from dp_core.audit.protocol import Finding
 from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
-from dp_core.privacy.statement import event_of, privacy_statement
+from dp_core.privacy.statement import operator_only, privacy_statement
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.storage.store import RESULT, Store
 
@@ -23,9 +23,10 @@ KEPT = "after"  # subfolder of a model with the models of earlier epochs, by upd
 
 _OPERATOR = """# Not private
 
-This model, or one that it was made from, was trained on private text **without privacy**: its ε is
-infinite. It stays with the operator of the data, who compares with it. It must not be exported,
-published or promoted. What each data set gave to it follows.
+This model, or one that it was made from, was trained on private text **without privacy** (its ε is
+infinite) or for a study, with a budget whose ε has no meaning. It stays with the operator of the
+data, who compares with it. It must not be exported, published or promoted. What each data set gave
+to it follows.
 
 """
 # Facts of an audit step's output that identify the audited model and the canaries.
@@ -135,8 +136,8 @@ def write_statement(
             the last; empty if it released only the last model.
     """
     statement = privacy_statement(releases, made_up=made_up, released_after=released_after)
-    lost = any(event_of(release).is_unaccounted for release in releases)
-    (folder / STATEMENT_WORDS).write_text((_OPERATOR if lost else "") + statement.words)
+    kept = _OPERATOR if operator_only(releases) else ""
+    (folder / STATEMENT_WORDS).write_text(kept + statement.words)
     (folder / STATEMENT_DATA).write_text(json.dumps(statement.data, indent=1) + "\n")
 
 

@@ -27,6 +27,7 @@ LEAST_NOISE = 0.01  # below it ε is in the thousands
 MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase release
 MOST_BANDS = 64  # of correlated noise; more bands gain little and need as many buffers
 LEAST_EPSILON, MOST_EPSILON = 0.01, 100.0  # of a part, and of a run
+MOST_CLAIM = 500.0  # largest ε with a meaning; a larger budget is for studies by the operator
 LEAST_DELTA = 1e-30  # below any meaningful probability; smaller tails are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 MechanismName = Literal["elimination", "gaussian", "paper"]

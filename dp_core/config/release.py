@@ -38,7 +38,9 @@ class ReleaseRecord(Config):
     released: str = ""  # keyed digest of the released content; empty without a guarantee
     seed_known: bool = False  # the noise came from a seed that was not secret
 
+    of_study: bool = False  # charged to a budget whose ε has no meaning
+
     @property
-    def is_exact_vocabulary(self) -> bool:
-        """Whether it is the use of private words without noise that a run's settings request."""
-        return self.event.get("reason") == EXACT_WORDS
+    def for_operator_alone(self) -> bool:
+        """Whether the operator requested it for study: exact words, or a budget with a huge ε."""
+        return self.of_study or self.event.get("reason") == EXACT_WORDS

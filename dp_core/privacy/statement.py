@@ -107,7 +107,7 @@ def _claim(releases: Sequence[ReleaseRecord], made_up: bool) -> dict[str, Any]:
         "delta": delta,
         "declared_units": units or None,
         "accounting": "PLD" if all(event.has_pld for event in events) else PROVEN,
-        "private": private and not any(r.seed_known for r in releases),
+        "private": private and not any(r.seed_known or r.of_study for r in releases),
         "seed_known": any(r.seed_known for r in releases),
         "made_up": made_up,
         "one_plan": _one_plan(releases),
@@ -120,6 +120,14 @@ def _claim(releases: Sequence[ReleaseRecord], made_up: bool) -> dict[str, Any]:
 def event_of(release: ReleaseRecord) -> MechanismEvent:
     """Return the mechanism of a release."""
     return MechanismEvent.from_json(release.event)
+
+
+def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
+    """Return whether descendants of these releases stay with the operator.
+
+    The ε of a release is infinite, or its budget is a study's.
+    """
+    return any(r.for_operator_alone or event_of(r).is_unaccounted for r in releases)
 
 
 def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:

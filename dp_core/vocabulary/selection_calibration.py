@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcinv, ndtr, ndtri
 
-from dp_core.config.privacy import LEAST_DELTA, MechanismName, gives_a_unit_away
+from dp_core.config.privacy import LEAST_DELTA, MOST_CLAIM, MechanismName, gives_a_unit_away
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import DIGITS, round_up
@@ -38,7 +38,6 @@ from dp_core.privacy.discrete_gaussian import LATTICE_DEVIATION
 from dp_core.privacy.mechanisms import NoisedWeights, PrivacyUnit, ThresholdedHistogram
 from dp_core.vocabulary.partition_selection import Counted, Elimination, PartitionSelection
 
-MOST_EPSILON = 500.0  # e^ε is still a float, but such an ε has no meaning
 MOST_WORDS = 100_000  # distinct words of one unit
 _LEAST_SIGMA, _MOST_SIGMA = 1e-2, 1e7
 _WITHIN = 1 - 1e-5  # share of δ that is spent; the rest exceeds the accounting's rounding
@@ -120,8 +119,8 @@ def check_target(epsilon: float, delta: float, words_per_unit: int) -> None:
     Raises:
         BadInput: ε, δ or N is out of range.
     """
-    if not 0 < epsilon <= MOST_EPSILON:
-        raise BadInput(f"{epsilon:g} is not above 0, at most {MOST_EPSILON:g}", where="epsilon")
+    if not 0 < epsilon <= MOST_CLAIM:
+        raise BadInput(f"{epsilon:g} is not above 0, at most {MOST_CLAIM:g}", where="epsilon")
     if not LEAST_DELTA <= delta < 1:
         raise BadInput(f"{delta:g} is not from {LEAST_DELTA:g} to 1", where="delta")
     if words_per_unit < 1:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dp_core.config.privacy import LEAST_DELTA, LEAST_NOISE
+from dp_core.config.privacy import LEAST_DELTA, LEAST_NOISE, MOST_CLAIM
 from dp_core.privacy.execution_plan import MOST_NOISE
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -31,7 +31,7 @@ class Number(click.FloatRange):
 
 
 _TYPES: dict[str, Any] = {
-    "epsilon": Number(1e-6, 500.0),
+    "epsilon": Number(1e-6, MOST_CLAIM),
     "delta": Number(LEAST_DELTA, 1 - 1e-9),
     "noise": Number(LEAST_NOISE, MOST_NOISE),
     "rate": Number(1e-9, 1.0),  # from 1 / (largest number of units)

@@ -187,10 +187,10 @@ def chosen_model(store: Store, uri: str, command: str) -> str:
         return models[_MODEL]
     if not models:
         raise BadInput(
-            "the latest report names no model: an earlier version made it",
+            "the latest report names no model that may leave the operator",
             where=command,
-            fix="Run the job again (its releases are not charged again), "
-            "or choose by --uri: store://pretrain/…",
+            fix="If its training with DP did not finish, run the job again (nothing is charged "
+            "twice), or choose by --uri: store://pretrain/…",
         )
     raise BadInput(
         "the latest run is a sweep",

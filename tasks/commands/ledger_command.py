@@ -381,10 +381,11 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
         infinite = found["renyi_order"] == "infinity"
         unit = "ε" if infinite else "ρ"
         order = "" if infinite else f" at Rényi order {found['renyi_order']:g}"
+        kept = " (a study: everything stays with the operator)" if found["of_study"] else ""
         rows = {
             "unit": found["unit"],
             "neighbours": found["relation"],
-            "ε": found["epsilon"],
+            "ε": f"{found['epsilon']:g}{kept}",
             "δ": found["delta"],
             "one plan, fixed before its first release": (
                 f"ε up to {plan['rho']:g} at δ {plan['delta']:g}, by PLD; then closed"

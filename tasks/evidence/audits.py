@@ -23,12 +23,11 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import privacy_statement, totals
+from dp_core.privacy.statement import operator_only, privacy_statement, totals
 from tasks import results
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.messages import StepResult
 from tasks.protocol.settings_file import Promotion
-from tasks.releases.provenance import operator_only
 from tasks.storage.store import Store
 from tasks.tracking.event_log import VERDICT
 

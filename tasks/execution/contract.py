@@ -218,7 +218,7 @@ def _work(module: ModuleType, spec: StepSpec, context: StepContext) -> StepResul
     answer: StepOutput = module.run(spec, context)
     _confirm_releases(spec, context.releases, context)
     context.store.publish(context.out, spec.output)
-    kept = context.exact_vocabulary
+    kept = context.for_operator_alone
     result = StepResult(
         step=spec.step,
         spec_hash=context.spec_hash,

@@ -339,7 +339,7 @@ class Charge:
             BadInput: a different output was released under the same noise before.
         """
         entry = self.ledger.settle(self.entry.id, self.seed.derive("released", content))
-        return _recorded(self.context, entry)
+        return _recorded(self.context, self.ledger, entry)
 
 
 def plans_of(charged: Iterable[specs.Charged], run: str = "") -> dict[str, list[Entry]]:
@@ -438,10 +438,10 @@ def record_operator_use(
     entry = ledger.reserve(
         Entry(units.dataset, units.unit, event, 0.0, context.spec_hash, run, run)
     )
-    return _recorded(context, ledger.settle(entry.id))
+    return _recorded(context, ledger, ledger.settle(entry.id))
 
 
-def _recorded(context: StepContext, entry: Entry) -> ReleaseRecord:
+def _recorded(context: StepContext, ledger: Ledger, entry: Entry) -> ReleaseRecord:
     """Return the record of a settled release, and add it to the ancestry of the step's output."""
     by_pld, by_rdp = epsilons(entry.event, entry.delta)
     record = ReleaseRecord(
@@ -456,6 +456,7 @@ def _recorded(context: StepContext, entry: Entry) -> ReleaseRecord:
         declared_units=entry.declared_units,
         released=entry.released_hash,
         seed_known=entry.known_seed,
+        of_study=ledger.datasets()[entry.dataset].of_study,
     )
     context.descends_from(record)
     return record

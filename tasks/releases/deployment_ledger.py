@@ -217,8 +217,9 @@ def entry_of(ledger: Ledger, record: ReleaseRecord, where: str) -> Entry:
         entry = ledger.entry(record.ledger_id)
     except BadInput:
         raise BadInput("the ledger does not hold it", where=where, fix=RESTORE) from None
-    held = (entry.dataset, entry.unit.value, entry.event.to_json(), entry.delta)
-    if held != (record.dataset, record.unit, record.event, record.delta):
+    of_study = ledger.datasets()[entry.dataset].of_study
+    held = (entry.dataset, entry.unit.value, entry.event.to_json(), entry.delta, of_study)
+    if held != (record.dataset, record.unit, record.event, record.delta, record.of_study):
         raise BadInput("the ledger holds another release", where=where, fix=RESTORE)
     if entry.state is not State.SETTLED:
         raise BadInput(

@@ -14,13 +14,12 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dp_core.config.privacy import UnitConfig
-from dp_core.config.release import ReleaseRecord
+from dp_core.config.privacy import MOST_CLAIM, UnitConfig
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import event_of
+from dp_core.privacy.statement import operator_only
 from tasks.context import StepContext
 from tasks.protocol.messages import StepResult
 from tasks.results import KEPT, Input, kept_folder, of_last_model, read_result
@@ -250,24 +249,19 @@ def _named(unit: str, example_words: int) -> str:
     return f"{unit} of {example_words} words" if example_words else unit
 
 
-def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
-    """Return whether descendants of these releases stay with the operator: ε is infinite."""
-    return any(event_of(release).is_unaccounted for release in releases)
-
-
 def releasable_model(store: Store, uri: str) -> StepResult:
     """Return the result of a training whose model may leave the operator.
 
     Raises:
-        BadInput: there is no model, or it was trained on private text without privacy.
+        BadInput: there is no model, or it stays with the operator.
     """
     result = read_result(store, uri)
     if result is None or result.step not in MODELS:
         raise BadInput("no model there", where=uri, fix="Give a training step's output.")
     if operator_only(result.releases):
         raise BadInput(
-            "trained on private text without privacy: it has no guarantee, and is the operator's"
-            " alone",
+            "trained on private text without privacy, or with the budget of a study (ε above"
+            f" {MOST_CLAIM:g}): it has no guarantee, and is the operator's alone",
             where=uri,
             fix="Give the output of a training with DP.",
         )
@@ -277,14 +271,14 @@ def releasable_model(store: Store, uri: str) -> StepResult:
 def refuse_operator_ancestors(context: StepContext) -> None:
     """Refuse a release that descends from an output for the operator only.
 
-    A vocabulary of exact counts is requested in the run's settings and therefore deliberate. A
-    model trained with it is made, charged for its training, and stays with the operator like every
-    other descendant of that vocabulary (`StepContext.exact_vocabulary`).
+    A vocabulary of exact counts is requested in the run's settings and therefore deliberate, and
+    so is the budget of a study. A model trained with either is made, charged for its training, and
+    stays with the operator like every other descendant (`StepContext.for_operator_alone`).
 
     Raises:
         BadInput: an input descends from a use of private text without privacy.
     """
-    if operator_only([r for r in context.releases if not r.is_exact_vocabulary]):
+    if operator_only([r for r in context.releases if not r.for_operator_alone]):
         raise BadInput(
             "an input descends from private text that was used without privacy: nothing made of"
             " it has a finite ε",

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from scipy.optimize import brentq
 
 from dp_core.config.fields import one_line
-from dp_core.config.privacy import refuse_large_delta
+from dp_core.config.privacy import MOST_CLAIM, refuse_large_delta
 from dp_core.errors import BadInput, BudgetExceeded, ConfideError
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
@@ -83,8 +83,10 @@ class PrivacyBudget:
             BadInput: ε is not a number above 0, at most 500.
             PlanError: δ is not above 0 and below one in the units.
         """
-        if not 0 < self.epsilon <= 500:
-            raise BadInput(f"{self.epsilon:g} is not above 0, at most 500", where="--epsilon")
+        if not 0 < self.epsilon <= MOST_CLAIM:
+            raise BadInput(
+                f"{self.epsilon:g} is not above 0, at most {MOST_CLAIM:g}", where="--epsilon"
+            )
         refuse_large_delta([self.delta], declared_units, "--delta")
 
 

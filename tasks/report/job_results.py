@@ -26,7 +26,13 @@ from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, privacy_statement, totals
+from dp_core.privacy.statement import (
+    DatasetTotal,
+    PrivacyStatement,
+    operator_only,
+    privacy_statement,
+    totals,
+)
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol.job import names_of, point_and_task
@@ -36,7 +42,6 @@ from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import ReportSpec
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.deployment_ledger import open_ledger
-from tasks.releases.provenance import operator_only
 from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
 from tasks.report.model import (
     QUANTITIES,

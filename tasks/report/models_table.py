@@ -11,12 +11,11 @@ from typing import Any
 from dp_core.audit.exposure import summarise
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, privacy_statement
+from dp_core.privacy.statement import DatasetTotal, operator_only, privacy_statement
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.job import names_of
 from tasks.protocol.messages import MetricRecord
 from tasks.protocol.specs import ReportSpec
-from tasks.releases.provenance import operator_only
 from tasks.report.job_results import Results, released_models, releases_of
 from tasks.report.model import (
     ACCURACY,

@@ -15,11 +15,12 @@ from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import language_model
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.privacy.statement import operator_only
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol.specs import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
-from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
+from tasks.releases.provenance import PRETRAINED, fact, model_at, rows_at
 from tasks.results import SUBJECT, Input
 from tasks.runtime.log import log
 from tasks.steps.training_files import audit_canaries_of

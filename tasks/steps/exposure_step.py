@@ -22,11 +22,12 @@ from dp_core.models.causal import continuations
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel
+from dp_core.privacy.statement import operator_only
 from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol.specs import ExposureSpec
-from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, output_of, rows_at
+from tasks.releases.provenance import PRETRAINED, fact, model_at, output_of, rows_at
 from tasks.report.job_results import SAMPLES_FILE
 from tasks.results import PROBES, SUBJECT
 from tasks.steps.canaries_step import read_canaries

@@ -31,6 +31,7 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.models.parameters import Bert
 from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.statement import operator_only
 from dp_core.training.bootstrap import Replicate, mean_f1
 from dp_core.training.finetune import Epochs, finetune
 from dp_core.training.heads import ClassHead, Head, TaggingHead
@@ -40,14 +41,7 @@ from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import FinetuneSpec
 from tasks.releases.charge import charge, planned_release, record_operator_use, training_plan
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.provenance import (
-    fact,
-    model_at,
-    operator_only,
-    output_of,
-    private_units,
-    vocabulary_digest,
-)
+from tasks.releases.provenance import fact, model_at, output_of, private_units, vocabulary_digest
 from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES, LABEL_COUNTS
 from tasks.results import Input, released_after
 from tasks.steps.entities_step import PARTS, read_items

@@ -23,6 +23,7 @@ from dp_core.models.parameters import (
     shape_facts,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.statement import operator_only
 from dp_core.training.checkpoints import run_digest
 from dp_core.training.loop import (
     CURVE_POINTS,
@@ -48,7 +49,7 @@ from tasks.releases.charge import (
 )
 from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
+from tasks.releases.provenance import private_units, refuse_operator_ancestors
 from tasks.results import refuse_own_model
 from tasks.steps.training_files import (
     KeptModels,

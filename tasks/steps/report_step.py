@@ -13,12 +13,13 @@ from typing import Any
 from dp_core.audit.exposure import summarise
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.privacy.statement import operator_only
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol.job import is_of_job, names_of
 from tasks.protocol.points import DP_MODEL
 from tasks.protocol.specs import ReportSpec
-from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
+from tasks.releases.provenance import MODELS, PRETRAINED
 from tasks.report import job_results
 from tasks.report.model import Edition, Fact, ModelRow, Report, edition_of, number_of
 from tasks.report.models_table import model_runs, results_table

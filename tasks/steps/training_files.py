@@ -41,6 +41,7 @@ from dp_core.models.parameters import AnyModel, Arrays, ModelConfig, shape_facts
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.privacy.statement import operator_only
 from dp_core.training.checkpoints import CheckpointPlace, Checkpoints, arrays_digest
 from dp_core.training.gradient_sources import GradientHosts
 from dp_core.training.loop import EvaluationHook, Progress, curve_points
@@ -53,7 +54,6 @@ from tasks.releases.provenance import (
     Role,
     fact,
     model_at,
-    operator_only,
     output_of,
     rows_at,
     vocabulary_digest,

@@ -106,10 +106,10 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             "vocabulary_size": tokenizer.get_vocab_size(),
             "words_known": len(words.known),
             # Facts are published, and the number of exact private words must not be.
-            "words_released": 0 if context.exact_vocabulary else len(words.released),
+            "words_released": 0 if context.for_operator_alone else len(words.released),
             **words.facts,
             # Inputs with the same vocabulary are matched by its digest, which is keyed if private.
-            "digest": context.keyed(digest) if context.exact_vocabulary else digest,
+            "digest": context.keyed(digest) if context.for_operator_alone else digest,
         },
         artifacts={tokenizer_files.tokens_file(tokenizer): Label.DP},
     )

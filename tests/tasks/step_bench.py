@@ -98,7 +98,7 @@ class Chain:
         self.home = Deployment.from_environment({"CONFIDE_HOME": str(home)})
         self.home.prepare()
         self.ledger = Ledger.open(self.home.ledger)
-        self.ledger.register_dataset("notes", PrivacyUnit.PATIENT, 900.0, 1e-2)
+        self.ledger.register_dataset("notes", PrivacyUnit.PATIENT, 500.0, 1e-2)
         self.inputs: dict[str, Input] = {}
         self.benches: dict[str, Bench] = {}
         self.inputs["corpus"] = corpus_of(self.context("corpus"), "notes", notes_of(PATIENTS))
@@ -164,7 +164,7 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
     }  # fmt: skip
     facts["digest"] = labelled.content_digest(labelled.out)
     context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")
-    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
+    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 500.0, 1e-2)
     spec = spec_of(
         FinetuneSpec, model_uri="model", entities_uri="labels",
         **{

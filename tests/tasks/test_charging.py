@@ -11,12 +11,13 @@ from dp_core.errors import BadInput, BudgetExceeded, PlanError
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
+from dp_core.privacy.statement import operator_only
 from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import Charge, record_operator_use
 from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.releases.manifest import counts_released, manifest, weights_released
-from tasks.releases.provenance import operator_only
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, write_statement
 from tasks.runtime.deployment import Deployment
 
 
@@ -89,6 +90,24 @@ def test_descendant_of_a_nonprivate_training_cannot_be_released(registered):
     with pytest.raises(BadInput, match="without privacy"):
         charged(context)
     assert Ledger.open(registered.ledger).history("notes") == before
+
+
+@pytest.mark.parametrize(("epsilon", "kept"), [(500.0, False), (501.0, True), (1e6, True)])
+def test_releases_of_a_budget_above_500_stay_with_the_operator(deployment, tmp_path, epsilon, kept):
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("notes", UNIT, epsilon, 1e-5)
+    noise = PoissonGaussian.single(0.05, 0.05, 500, unit=UNIT) if epsilon == 1e6 else None
+    record = charged(bench_of(deployment), **({"event": noise} if noise else {})).settle(b"weights")
+    assert (record.of_study, operator_only([record])) == (kept, kept)
+    write_statement(tmp_path, [record], made_up=False)
+    assert json.loads((tmp_path / STATEMENT_DATA).read_text())["private"] is not kept
+    assert ("must not be exported" in (tmp_path / STATEMENT_WORDS).read_text()) is kept
+    later = bench_of(deployment, "b" * 64)
+    later.releases.append(record)
+    charged(later)  # a study may continue from its own models
+    later.releases[0] = record.model_copy(update={"of_study": not kept})
+    with pytest.raises(BadInput, match="the ledger holds another release"):
+        charged(later)
 
 
 def test_delta_of_the_inputs_counts_towards_the_limit(registered):

@@ -89,6 +89,13 @@ def test_data_set_is_registered_once_by_command(confide):
     assert confide.json("ledger", "history", "notes") == []
     other = "ledger register notes --unit patient --epsilon 9 --delta 1e-5"
     assert "notes" in confide.refused(*other.split())
+    assert confide.register(dataset="study", epsilon=1e6)["of_study"]
+    shown = confide("ledger", "remaining", "study")[1].split()
+    assert "stays with the operator" in " ".join(shown)
+    for none in ("inf", "nan", "0"):
+        assert "not finite and above 0" in confide.refused(
+            *other.split()[:-4], "--epsilon", none, "--delta", "1e-5"
+        )
 
 
 def test_cost_shows_the_way_and_exits_with_3_if_the_run_does_not_fit(confide, tmp_path):

@@ -171,7 +171,7 @@ def test_upload_to_a_hub_comes_after_the_export_and_names_its_failure(
 def test_report_without_a_model_is_refused_with_a_fix(confide, tmp_path, store):
     publish(store, f"store://report/{'a' * 16}", created="2026-01-01")
     output = confide.refused("export", tmp_path / "given")
-    assert "Run the job again" in output and "store://pretrain/" in output
+    assert "run the job again" in output and "store://pretrain/" in output
 
 
 @pytest.mark.parametrize("command", ["export given", "report"])
@@ -182,10 +182,11 @@ def test_invalid_uri_is_refused_as_typed(confide, store, command, uri, words):
     assert RESULT not in errors
 
 
-def test_nonprivate_model_is_not_exported(confide, store, model, tmp_path):
+def test_model_without_privacy_or_of_a_study_is_not_exported(confide, store, model, tmp_path):
     used = Unaccounted("training without privacy", unit=PrivacyUnit.PATIENT)
-    publish(store, model, releases=[record("used", used)])
     vocabulary = publish(store, f"store://vocabulary/{'a' * 16}")
-    for uri, reason in ((model, "the operator's alone"), (vocabulary, "no model there")):
-        assert reason in confide.refused("export", tmp_path / "out", "--uri", uri)
-    assert not (tmp_path / "out").exists()
+    for release in (record("used", used), RELEASE.model_copy(update={"of_study": True})):
+        publish(store, model, releases=[release])
+        for uri, reason in ((model, "the operator's alone"), (vocabulary, "no model there")):
+            assert reason in confide.refused("export", tmp_path / "out", "--uri", uri)
+        assert not (tmp_path / "out").exists()

@@ -35,6 +35,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.hugging_face import load
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import operator_only
 from dp_core.training.heads import TaggingHead
 from tasks.context import StepOutput
 from tasks.protocol.messages import StepResult
@@ -46,7 +47,6 @@ from tasks.protocol.specs import (
     WrittenTextSpec,
 )
 from tasks.releases.charge import training_plan
-from tasks.releases.provenance import operator_only
 from tasks.report.job_results import DOCUMENTS_FILE, OCCURRENCES_FILE
 from tasks.results import Input
 from tasks.steps import canaries_step as canaries
@@ -378,7 +378,7 @@ def test_f1_on_private_labels_is_for_the_operator(chain):
 def test_each_fold_is_a_separate_release_with_disjoint_test_documents(chain, monkeypatch):
     # The manifest alone separates the folds, even if the hash did not depend on them.
     monkeypatch.setattr(FinetuneSpec, "digest", lambda spec: "folded")
-    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
+    chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 500.0, 1e-2)
     before = len(chain.ledger.history("labels"))
     tested: list[str] = []
     for fold in range(3):

@@ -18,13 +18,12 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
-from dp_core.privacy.statement import total_epsilon
+from dp_core.privacy.statement import operator_only, total_epsilon
 from tasks.execution import contract
 from tasks.protocol.job import job_steps, point_and_task, point_steps
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.specs import FinetuneSpec, PretrainSpec, RunContext, StepSpec
 from tasks.protocol.sweep import SweepSettings
-from tasks.releases.provenance import operator_only
 from tasks.report.job_results import DOCUMENTS_FILE
 from tasks.results import FINDINGS, write_findings
 from tasks.runtime.deployment import Deployment

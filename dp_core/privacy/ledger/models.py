@@ -15,6 +15,7 @@ from sqlalchemy import Dialect, Double, ForeignKey, Text, UniqueConstraint, insp
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
+from dp_core.config.privacy import MOST_CLAIM
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger.database import RESTORE, Database, LedgerDamaged
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
@@ -151,6 +152,11 @@ class Budget(Base, kw_only=True):
     def made_up(self) -> bool:
         """Whether the data are made up, so that releases are neither limited nor protected."""
         return self.epsilon is None
+
+    @property
+    def of_study(self) -> bool:
+        """Whether ε has no meaning, so that all releases stay with the operator."""
+        return self.epsilon is not None and self.epsilon > MOST_CLAIM
 
     @property
     def terms(self) -> tuple[object, ...]:

@@ -128,6 +128,7 @@ class Remaining:
             "unit": budget.unit,
             "relation": budget.relation,
             "epsilon": budget.epsilon,
+            "of_study": budget.of_study,
             "delta": budget.delta,
             "renyi_order": "infinity" if math.isinf(budget.order) else budget.order,
             "ways": None
