@@ -1,5 +1,5 @@
 # The steps: TensorFlow, MLflow's client and the algorithms. No Airflow. Nodes of a Ray cluster use
-# this image too. LOCK is task, task-gpu or task-tpu. Dependencies change rarely, so they come first, and the code comes last.
+# this image too. LOCK is task, task-gpu or task-tpu. Dependencies change rarely, so they come first.
 # docker/make-env replaces the tag by a digest if it knows one.
 ARG BASE=python:3.11-slim-bookworm
 ARG LOCK=task
