@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: release test-wheel help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-presets mutants check audit format picture docs bench bench-opacus lock clean
+.PHONY: release test-wheel help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-presets mutants check audit format picture docs bench bench-opacus bench-real lock clean
 # Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -97,6 +97,10 @@ bench: setup-dev ## measure, side by side in one run; results in benchmarks/resu
 bench-opacus: ## the same with Opacus beside it, in an environment of its own
 	@$(environments) ensure bench
 	@$(MAKE) --no-print-directory bench
+
+bench-real: setup-dev ## private labels and private notes with a real public model, on the data of CONFIDE_DATA (OPTIONS="--minutes 60")
+	@$(environments) ensure bench-real
+	$(task)/python -m benchmarks.real_model $(OPTIONS)
 
 lock: ## resolve the dependency groups of pyproject.toml into requirements/*.txt (OPTIONS=--upgrade for newer versions)
 	@$(environments) lock $(OPTIONS)

@@ -15,6 +15,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import environments
 import release
 
 SIZES = {
@@ -34,6 +35,25 @@ for module in pkgutil.walk_packages(confide.__path__, "confide."):
 assert all(getattr(confide, name) for name in confide.__all__)
 for name in ("dp_core", "tasks", "dags"):
     assert name not in sys.modules and importlib.util.find_spec(name) is None, name
+"""
+IMPORT_DAGS = """
+import importlib, pkgutil, confide.dags
+for module in pkgutil.walk_packages(confide.dags.__path__, "confide.dags."):
+    importlib.import_module(module.name)
+"""
+IMPORT_AUDIT = """
+import importlib, google.cloud.storage
+for name in ("advise", "audit", "epsilon", "export", "ledger", "report"):
+    importlib.import_module(f"confide.tasks.commands.{name}_command")
+"""
+REFUSED = """
+import confide
+try:
+    confide.train
+except ImportError as error:
+    assert all(f"[{extra}]" in str(error) for extra in ("cpu", "gpu", "tpu")), error
+else:
+    raise AssertionError
 """
 LOAD = """
 import sys, torch, transformers
@@ -67,6 +87,26 @@ def run(*words: object, folder: Path, home: Path) -> str:
     return done.stdout
 
 
+def check_extras(wheel: Path, folder: Path) -> None:
+    """Resolve every extra of the wheel, and use the environments without TensorFlow."""
+    metadata = next(name for name in zipfile.ZipFile(wheel).namelist() if "/METADATA" in name)
+    lines = zipfile.ZipFile(wheel).read(metadata).decode().splitlines()
+    for extra in (line.split(": ")[1] for line in lines if line.startswith("Provides-Extra: ")):
+        (folder / "wanted.in").write_text(f"confide[{extra}] @ {wheel.as_uri()}\n")
+        resolved = environments.run(
+            environments.INSTALLER / "uv", "pip", "compile", "--quiet", "--no-config",
+            *environments.target("2_31" if extra == "tpu" else "2_28"),  # as the locks
+            folder / "wanted.in", "-o", folder / "locked.txt",
+            environment=environments.uv_environment(),
+        )  # fmt: skip
+        rule(resolved, f"the extra {extra} resolves")
+    for extras, code in (("", REFUSED), ("[airflow]", IMPORT_DAGS), ("[audit,gcs]", IMPORT_AUDIT)):
+        place = folder / f"confide{extras}"
+        release.install(f"confide{extras} @ {wheel.as_uri()}", place)
+        run(place / "bin" / "python", "-c", code, folder=folder, home=folder)
+        rule(True, f"confide{extras} does what it says")
+
+
 def check(folder: Path, transformers: str | None) -> None:
     """Build, install and use the package in a folder."""
     release.build(folder / "dist")
@@ -80,6 +120,7 @@ def check(folder: Path, transformers: str | None) -> None:
     parts = {part["name"] for part in bill["components"]}
     rule({"tensorflow-cpu", "dp-accounting"} <= parts, "the bill of materials lists requirements")
 
+    check_extras(wheel, folder)
     release.install(f"confide[cpu] @ {wheel.as_uri()}", folder / "venv")
     commands, empty = folder / "venv" / "bin", folder / "empty"
     empty.mkdir()

@@ -7,6 +7,7 @@ the reference and each file of the code to which a page links.
 import json
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # MkDocs runs this file alone
+
+from scripts import architecture  # noqa: E402
+
 REFERENCE = ROOT / "build" / "reference"  # by scripts/reference_pages.py
 NOTEBOOKS = ROOT / "build" / "notebooks"  # by scripts/notebooks.py, with outputs
 PAGES = {f"{n}.md": f"{n.lower()}.md" for n in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")}
 LANGUAGES = {".py": "python", ".json": "json", ".jsonl": "json", ".toml": "toml", ".yaml": "yaml"}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]*)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)
+MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.M | re.S)
 NEEDS = re.compile(r"^( *)<!-- needs: (.+?) -->$", re.M)
 
 
@@ -89,7 +95,7 @@ def source_page(path: str) -> str:
 
 
 def on_page_markdown(text: str, page: Any, **_: Any) -> str:
-    """Rewrite links to the site's places, and show the needs of marked commands."""
+    """Draw diagrams, rewrite links to the site's places, and show the needs of marked commands."""
     here, file = posixpath.dirname(page.file.src_uri), origin(page.file.src_uri)
 
     def rewritten(match: re.Match[str]) -> str:
@@ -101,6 +107,7 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
             place = f"source/{path}.md"
         return f"{match[1]}{posixpath.relpath(place, here or '.')}{match[3] or ''}{match[4]}"
 
+    text = MERMAID.sub(lambda diagram: f"<div>{architecture.svg(diagram[1])}</div>", text)
     parts = FENCE.split(text)
     parts[::2] = [LINK.sub(rewritten, part) for part in parts[::2]]
     return NEEDS.sub(r"\1Needs \2:\n\1{ .needs }\n", "".join(parts))

@@ -25,7 +25,7 @@ _COMMAND = re.compile(rf"(-m |import ){_TOP}\b")
 _WHOLE = re.compile(rf"""([rfRF]*["']){_TOP}(\.?["'])""")  # "tasks", or the prefix "tasks."
 _INIT = '''"""Confide trains language models on confidential text under differential privacy.
 
-The names below are imported on first use, because they import TensorFlow.
+The names below are imported on first use, because they import large packages.
 """
 
 from importlib import import_module, metadata
@@ -41,7 +41,13 @@ __all__ = {names!r}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'confide' has no attribute {{name!r}}")
-    return getattr(import_module("confide.tasks.python_api"), name)
+    try:
+        return getattr(import_module("confide.tasks.python_api"), name)
+    except ModuleNotFoundError as error:
+        from confide.tasks.protocol import SETUP
+
+        what = f"confide.{{name}} needs the package {{error.name}}"
+        raise ImportError(f"{{what}}. Run: {{SETUP}}") from None
 
 
 def __dir__() -> list[str]:

@@ -138,6 +138,10 @@ def read(
     """
     given = {"text": text, "patient": patient, "document": document, "date": date}
     if isinstance(source, str | os.PathLike):
+        if "://" in os.fspath(source):
+            raise BadInput(
+                "it is not on this machine", where=f"read: {source}", fix="Copy it here."
+            )
         source = absolute("read", os.fspath(source))
     with _file_of(source, given) as (file, columns):
         found = NoteSource.of(file, columns)
@@ -179,7 +183,10 @@ def _columns_of(source: Any, given: Mapping[str, str]) -> dict[str, Iterable[Any
         what = f"no columns of text in an object of type {type(source).__name__}"
         fix = "Give a path, a list of strings without columns, a DataFrame, or one Dataset."
         raise BadInput(what, where="read", fix=fix)
-    roles = Layout(named).roles([name for name in names if isinstance(name, str)])
+    try:
+        roles = Layout(named).roles([name for name in names if isinstance(name, str)])
+    except BadInput as error:
+        raise BadInput(error.what, where=f"read: {type(source).__name__}", fix=error.fix) from None
     return {role: source[column] for role, column in roles.items()}
 
 

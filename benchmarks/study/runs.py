@@ -89,7 +89,11 @@ class Study:
 
     def _declare_public(self, settings: dict[str, Any]) -> None:
         """Declare the sources of the study public; all of them are public text."""
-        files = [str(v) for k, v in settings.items() if k.endswith(("_path", "_train", "_test"))]
+        files = [
+            str(v)
+            for k, v in settings.items()
+            if k.endswith(("_path", "_train", "_test", "_model"))
+        ]
         if settings.get("private_path"):
             self._confide("ledger", "register", settings["private_dataset"], "--public")
         if any(files):

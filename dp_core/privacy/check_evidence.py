@@ -69,6 +69,7 @@ RECORDED = {  # fields that the data of a pack cannot confirm, by file
         "extracts[].entries[].reserved", "extracts[].entries[].settled",
     ),
 }  # fmt: skip
+_CLAIM_OF_CARD = "differential_privacy"  # field of a card's metadata
 _MOST_BYTES = 1 << 26
 _LONGEST_PLACE = 400  # characters of a field's path; nested mechanisms have long paths
 _SETTLED = 1e-3  # relative difference at which two grids agree
@@ -1252,7 +1253,7 @@ def card_metadata(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> 
         "pipeline_tag": pipeline,
         "tags": ["differential-privacy", "confide", *([model["kind"]] if model["kind"] else [])],
         "datasets": [claim["dataset"] for claim in claims],
-        "differential_privacy": [{key: c[key] for key in fields} for c in claims],
+        _CLAIM_OF_CARD: [{key: c[key] for key in fields} for c in claims],
     }
     return "".join(f"{key}: {_yaml(value)}\n" for key, value in metadata.items())
 
@@ -1413,6 +1414,8 @@ def check(folder: Path, model: Path | None = None) -> Findings:
         )
         if model is not None:
             findings.faults += _model_faults(model, evidence)
+            findings.faults += _card_faults(model / CARD, card_metadata(evidence, statement))
+            findings.compared.append(f"the model's {CARD}: only the claim in its metadata")
         _derive_all(evidence, statement, findings)
     return findings
 
@@ -1470,7 +1473,7 @@ def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
         name = entry.relative_to(model).as_posix()
         if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
             yield f"the model's {name} is not a regular file"
-        elif entry.is_file() and name != CARD:  # the card is for people; PRIVACY.md is checked
+        elif entry.is_file() and name != CARD:
             held[name] = _digest_of(entry)
     adapter = {n.removeprefix("adapter/"): d for n, d in named.items() if n.startswith("adapter/")}
     merged = {n: d for n, d in named.items() if not n.startswith("adapter/")}
@@ -1487,6 +1490,15 @@ def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
             yield f"the model's folder contains {name}, which this evidence does not name"
         elif form[name] != held[name]:
             yield f"the model's {name} differs from the file named by this evidence"
+
+
+def _card_faults(card: Path, metadata: str) -> Iterator[str]:
+    """Yield a line if the card's metadata lack the claim; its other words are the operator's."""
+    (claim,) = (line for line in metadata.splitlines() if line.startswith(_CLAIM_OF_CARD))
+    if card.is_file():
+        head = _bytes_of(card).decode(errors="replace").partition("\n---")[0]
+        if claim not in head.splitlines() or head.count(_CLAIM_OF_CARD) != 1:
+            yield f"the metadata of the model's {CARD} state another claim than {WORDS}"
 
 
 def _audit_faults(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> Iterator[str]:

@@ -175,6 +175,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "verdict": advice.verdict,
         "known_from": how_it_is_known(advice.spending.recipe),
         "released_phrases": advice.phrases_instead,
+        "private_labels": advice.private_labels,
         "settings": advice.changes,
     }
 
@@ -233,8 +234,8 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
     )
     click.echo(how_it_is_known(advice.spending.recipe))
     click.echo(advice.verdict)
-    if advice.phrases_instead:
-        click.echo(advice.phrases_instead)
+    for note in filter(None, (advice.phrases_instead, advice.private_labels)):
+        click.echo(note)
     if answer["next"]:
         click.echo("\n  ".join(["To run it:", *answer["next"]]))
     elif advice.changes:

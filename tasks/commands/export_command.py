@@ -16,6 +16,7 @@ from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, new_folder, write_answer
 from tasks.commands.report_command import given, latest
 from tasks.protocol.job import names_of
+from tasks.protocol.messages import StepResult
 from tasks.protocol.points import DP_MODEL
 from tasks.releases.provenance import releasable_model
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, kept_folder, of_last_model, read_result
@@ -69,28 +70,21 @@ def export(
         BadInput: there is no such model, it has no guarantee, or the folder is not empty.
         Contradicted: an audit refutes the model's claim.
     """
-    released, inside = _of_updates(_released_files(store, uri), after, uri)
+    from tasks.evidence.pack import model_card
+
+    result = releasable_model(store, uri)
+    released, inside = _of_updates(_released_files(store, uri, result), after, uri)
     names = _of_form(released, adapter, uri)
     source = store.local_copy(uri) / inside
     with new_folder(folder) as partial:
         for name, new in names.items():
             (partial / new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, partial / new)
-        card = (words or {}) | {"model_name": folder.resolve().name}
-        _write_card(store, uri, partial, card, after)
+        statement = json.loads((partial / STATEMENT_DATA).read_text())
+        title = (words or {}) | {"model_name": folder.resolve().name}
+        card = model_card(result, statement, words=title, measured=after is None)
+        (partial / _CARD).write_text(card, encoding="utf-8")
     return sorted([*names.values(), _CARD])
-
-
-def _write_card(
-    store: Store, uri: str, folder: Path, words: dict[str, str], after: int | None
-) -> None:
-    """Write the model card next to the privacy statement, from the same statement."""
-    from tasks.evidence.pack import model_card
-
-    result = releasable_model(store, uri)
-    statement = json.loads((folder / STATEMENT_DATA).read_text())
-    card = model_card(result, statement, words=words, measured=after is None)
-    (folder / _CARD).write_text(card, encoding="utf-8")
 
 
 def _confirm_hub() -> None:
@@ -199,10 +193,9 @@ def chosen_model(store: Store, uri: str, command: str) -> str:
     )
 
 
-def _released_files(store: Store, uri: str) -> list[str]:
+def _released_files(store: Store, uri: str, result: StepResult) -> list[str]:
     from tasks.evidence.audits import verdict_on
 
-    result = releasable_model(store, uri)
     verdict = verdict_on(store, uri, result)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where=uri, fix="Do not share the model.")

@@ -181,7 +181,8 @@ def _columns(path: Path, format: str, given: Mapping[str, str | None]) -> dict[s
             parts.setdefault("date", dates[0])
         return columns_of(path, format, layout_of(format, _setting(parts))) | parts
     except BadInput as error:
-        ways = f"{error.fix} Options: {', '.join(f'--{role} COLUMN' for role in ROLES)}."
+        options = ", ".join(f"--{role} COLUMN" for role in ROLES)
+        ways = f'{error.fix} Options: {options}; in Python: text="COLUMN".'
         raise BadInput(error.what, where=str(path), fix=ways) from None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,8 +28,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from dp_core.errors import Contradicted, Unfinished
-from tasks.protocol import CHECKOUT, fork_server, supervisor
+from dp_core.errors import BadInput, Contradicted, Unfinished
+from tasks.protocol import CHECKOUT, SETUP, fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.messages import StepProgress, StepResult
 from tasks.protocol.specs import RunContext, StepSpec
@@ -114,7 +115,13 @@ def run_and_give_back(job: Job, deployment: Deployment, watch: Watcher) -> JobOu
 
 
 def run_job(job: Job, deployment: Deployment, watch: Watcher) -> JobOutcome:
-    """Run the steps until one fails, each in a separate process with a log file."""
+    """Run the steps until one fails, each in a separate process with a log file.
+
+    Raises:
+        BadInput: this environment has no TensorFlow, and the steps would run in it.
+    """
+    if Path(deployment.task_python) == Path(sys.executable) and find_spec("tensorflow") is None:
+        raise BadInput("TensorFlow is not installed", where="run", fix=f"Run: {SETUP}")
     deployment.prepare()
     folder = deployment.logs / re.sub(r"[^\w.+-]", "_", job.run_key)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -12,4 +12,4 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 INSTALLED = __name__.startswith("confide.")
 HOME = Path("~/.confide") if INSTALLED else CHECKOUT / ".confide"
 TASK_PYTHON = Path(sys.executable) if INSTALLED else CHECKOUT / ".venv" / "task" / "bin" / "python"
-SETUP = "pip install 'confide[cpu]'" if INSTALLED else "make setup"
+SETUP = 'pip install "confide[cpu]" (or [gpu], [tpu])' if INSTALLED else "make setup"

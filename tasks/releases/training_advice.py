@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import heapq
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -57,6 +59,7 @@ from tasks.releases.charge import calibrated_noise, planned_release, training_pl
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
+LABELS = Path(__file__).with_name("private_labels.json")  # written by benchmarks/real_model
 _LIKELY = 8  # number of the best plans by the limit whose exact σ is computed
 # Search for the largest ε that the filter of a registered budget admits.
 _TRIALS = 4
@@ -290,6 +293,20 @@ class Advice:
             f"With released phrases, on made-up notes, such a budget kept {first} of the "
             f"gain: ask with --set phrases_epsilon={share:g}."
         )
+
+    @property
+    def private_labels(self) -> str:
+        """The shares of F1 that private labels kept; empty unless a public model learns them."""
+        settings = self.settings
+        measured = json.loads(LABELS.read_text()) if settings.public_model else []
+        if settings.finetune_privacy == "none" or not measured:
+            return ""
+        sets = (
+            ", ".join(f"{share:.0%} at ε = {epsilon}" for epsilon, share in entry["kept"].items())
+            + f" ({entry['data']}, {entry['sentences']:,} sentences)"
+            for entry in measured
+        )
+        return f"Of the F1 without privacy, private labels kept {'; '.join(sets)}."
 
     @property
     def verdict(self) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from dp_core.data.readers.sources import entries, open_regular
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, ConfideError, is_full_disk
 
 CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
 RANGE = 32 << 20  # bytes; larger objects are read in parallel in ranges of this size
@@ -289,8 +289,21 @@ def stage_source(uri: str, folder: Path, *, field: str) -> Path:
     Raises:
         BadInput: the source is missing, or holds an entry that is neither file nor folder or that
             may not be read (see `entries`); `field` names the setting.
+        ConfideError: the bucket does not answer, or refuses; may be retried.
     """
-    path = _downloaded(uri, folder, field) if is_remote(uri) else local_path(uri)
+    if not is_remote(uri):
+        path = local_path(uri)
+    else:
+        try:
+            path = _downloaded(uri, folder, field)
+        except OSError as error:
+            if is_full_disk(error):
+                raise
+            raise ConfideError(
+                f"it cannot be read now: {error.strerror or type(error).__name__}",
+                where=f"{field} {uri}",
+                fix="Check the network, the bucket's name and the credentials, and run again.",
+            ) from None  # the cause may name an object
     entries(path, field)
     return path
 

@@ -41,3 +41,11 @@ def test_files_that_answer_a_question_exist_and_are_few(question, most):
     files = re.findall(r"^\d+\. `([\w/.]+)`", answer, re.M)
     assert 5 <= len(files) <= most
     assert [file for file in files if not (CHECKOUT / file).is_file()] == []
+
+
+def test_picture_of_the_site_has_every_room_and_arrow():
+    arrows = architecture.reduced(architecture.measured())
+    picture = architecture.svg(architecture.mermaid(arrows))
+    assert picture.count('marker-end="url(#head)"') == len(arrows)
+    rooms = {room for pair in arrows for room in pair} | set(architecture.HOUSES)
+    assert len({*map(architecture.title, rooms)}) == len(rooms) == picture.count("</text>")

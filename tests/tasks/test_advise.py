@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -332,3 +333,19 @@ def test_data_set_without_a_budget_is_refused_before_reading(capsys):
     job = JobSettings(private_format="text", private_path="/absent", private_dataset="notes")
     assert run(job_steps(job)["budget"]) == 2
     assert "confide ledger register notes" in capsys.readouterr().err
+
+
+def test_advice_on_private_labels_states_the_measured_shares(
+    advice_on_small, monkeypatch, tmp_path
+):
+    measured = [{"data": "CDR", "sentences": 4560, "kept": {"8": 0.87, "1": 0.4}}]
+    (file := tmp_path / "labels.json").write_text(json.dumps(measured))
+    monkeypatch.setattr(training_advice, "LABELS", file)
+    private = {"finetune_privacy": "dp", "public_model": "/model"}
+    assert replace(advice_on_small, settings=SMALL.model_copy(update=private)).private_labels == (
+        "Of the F1 without privacy, private labels kept 87% at ε = 8, 40% at ε = 1 "
+        "(CDR, 4,560 sentences)."
+    )
+    for other in ({"finetune_privacy": "none"}, {"public_model": ""}):
+        settings = SMALL.model_copy(update=private | other)
+        assert not replace(advice_on_small, settings=settings).private_labels

@@ -17,6 +17,8 @@ from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
 
 def test_honest_pack_of_the_model_holds(pack, released):
     assert altered(pack).faults == []
+    card = (pack / "README.md").read_text().replace("library_name:", "library_name:  ")
+    (released / "README.md").write_text(f"{card}\nMore words of the operator.")
     assert check_evidence.check(pack, released).code == check_evidence.HOLDS
 
 
@@ -255,6 +257,10 @@ FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a missing file": (lambda m: (m / "config.json").unlink(), "lacks config.json"),
     "another PRIVACY.md": (lambda m: (m / "PRIVACY.md").write_text("ε = 0"), "PRIVACY.md differs"),
+    "another claim on the card": (
+        lambda m: (m / "README.md").write_text("---\ndifferential_privacy: []\n---\n"),
+        "README.md state another claim",
+    ),
     "code": (lambda m: (m / "modeling.py").write_text(""), "contains modeling.py"),
 }
 

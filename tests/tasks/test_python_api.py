@@ -186,6 +186,17 @@ def test_source_without_text_is_refused(source):
         python_api.read(source)
 
 
+def test_unknown_column_is_refused_with_place_and_columns(tmp_path):
+    for source, where in ((write(tmp_path / "n.csv"), "n.csv: "), (frame(), "read: DataFrame: ")):
+        with pytest.raises(
+            BadInput, match=f"{where}a header lacks Wrong. Its columns: "
+        ) as refused:
+            python_api.read(source, text="Wrong")
+        assert all(column in str(refused.value) for column in table())
+    with pytest.raises(BadInput, match="not on this machine"):
+        python_api.read("gs://ward/notes.csv")
+
+
 def test_smaller_epsilon_leaves_delta_for_a_later_training(jobs):
     python_api.train(python_api.read(TEXTS), budget=budget(unit="document"), epsilon=4)
     pretraining = [spec for *_, spec in jobs[0].steps if getattr(spec, "target", None)]

@@ -2,6 +2,7 @@ import json
 import os
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,6 +244,14 @@ def test_steps_of_a_private_selection_hide_its_count(deployment, selection, monk
     monkeypatch.setenv(SERVER, OFF)
     process.run_job(Job("dp_sweep", "r", "r", steps), deployment, lambda *_: None)
     assert [context.hides_count for context in contexts] == [selection == "random-count"]
+
+
+def test_run_without_tensorflow_ends_before_its_first_step(deployment, monkeypatch):
+    monkeypatch.setattr(process, "find_spec", lambda name: None)
+    here = replace(deployment, task_python=sys.executable)
+    with pytest.raises(BadInput, match="TensorFlow is not installed"):
+        process.run_job(Job("dp_bert", "r", "r", []), here, lambda *_: None)
+    assert not any(here.logs.glob("*"))
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

@@ -1,11 +1,14 @@
 import base64
+import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, ConfideError
 from tasks.protocol.step_process import data_uri
+from tasks.storage import backends
 from tasks.storage.backends import GoogleStorageBackend, keyed_digest, read_spec, stage_source
 from tasks.storage.store import CHECKSUMS, Store
 
@@ -147,6 +150,19 @@ def test_remote_source_is_staged(tmp_path, bucket):
     assert file.read_bytes() == b"2"
     with pytest.raises(BadInput, match="private_path"):
         stage_source(f"{root}/nothing", tmp_path / "staged", field="private_path")
+
+
+@pytest.mark.parametrize("name", ["sizes", "get"])
+def test_bucket_that_does_not_answer_is_named_without_its_objects(tmp_path, monkeypatch, name):
+    def broken(key: str, *_: object) -> None:
+        raise OSError(errno.EIO, "the bucket answered ServiceUnavailable") from ValueError("Meier")
+
+    answers = {"sizes": lambda name: {"notes/Meier.txt": 1}, "get": None, name: broken}
+    monkeypatch.setattr(backends, "backend_for", lambda uri: SimpleNamespace(**answers))
+    with pytest.raises(ConfideError) as refused:
+        stage_source("gs://ward/notes", tmp_path, field="private_path")
+    assert str(refused.value).startswith("private_path gs://ward/notes: it cannot be read now: the")
+    assert refused.value.exit_code == 1 and refused.value.__suppress_context__
 
 
 def test_keyed_digest_depends_on_key_names_and_content(tmp_path):
