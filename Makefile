@@ -4,6 +4,7 @@ SHELL := /bin/bash
 # Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_USE_LEGACY_KERAS ?= 1
 export PYTHONPATH := $(CURDIR)
 
 task := .venv/task/bin

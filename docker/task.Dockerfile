@@ -24,6 +24,7 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     TF_CPP_MIN_LOG_LEVEL=2 \
+    TF_USE_LEGACY_KERAS=1 \
     MPLCONFIGDIR=/tmp/matplotlib \
     MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT=true \
     HOME=/tmp \
