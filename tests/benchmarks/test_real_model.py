@@ -1,10 +1,8 @@
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks import real_model
-from benchmarks.real_text import NOTES_AND_ENTITIES
 from benchmarks.vocabulary_tables import filled
 from dp_core.privacy.accounting.accountants import epsilon_pld
 
@@ -23,13 +21,3 @@ def test_noise_of_private_labels_yields_its_epsilon(name):
     for cell in KEPT[name]["seeds"].values():
         plan = labels.plan(cell["sentences"], cell["noise"], labels.batch)
         assert 0.99 * labels.epsilon < epsilon_pld(plan.event(), plan.delta) <= labels.epsilon
-
-
-def test_settings_of_the_jobs_are_valid(monkeypatch, tmp_path):
-    for file in NOTES_AND_ENTITIES.values():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).touch()
-    monkeypatch.setenv("CONFIDE_DATA", str(tmp_path))
-    jobs = real_model.jobs(Path("/model"))
-    for variant in jobs.variants:
-        assert jobs.of(variant, seed=2)["public_model"] == "/model"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
+from benchmarks import real_model
 from benchmarks.study import __main__ as command
 from benchmarks.study.experiments import EPSILON, EXPERIMENTS, F1, Column, Experiment
 from benchmarks.study.runs import ModelFigures, Study, over_folds
@@ -40,6 +41,12 @@ def test_settings_of_every_variant_are_valid(name, real_text):
         assert settings["seed"] == 2
         for setting, file in EXPERIMENTS[name].files.items():
             assert settings[setting] == str(real_text / file)
+
+
+def test_settings_of_the_jobs_with_a_real_model_are_valid(real_text):
+    jobs = real_model.jobs(Path("/model"))
+    for variant in jobs.variants:
+        assert jobs.of(variant, seed=2)["public_model"] == "/model"
 
 
 @pytest.mark.parametrize("name", [n for n, experiment in EXPERIMENTS.items() if experiment.epsilon])
