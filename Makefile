@@ -4,11 +4,12 @@ SHELL := /bin/bash
 # Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_USE_LEGACY_KERAS ?= 1
 export PYTHONPATH := $(CURDIR)
 
 task := .venv/task/bin
 orchestrator := .venv/orchestrator/bin
-environments := scripts/python3.11 scripts/environments.py
+environments := scripts/python3 scripts/environments.py
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +45,7 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 
 test-wheel: ## the built package in a new environment: commands, names, and a private model of twenty strings
 	@$(environments) ensure transformers
-	@scripts/python3.11 scripts/check_wheel.py $(CURDIR)/.venv/transformers/bin/python
+	@scripts/python3 scripts/check_wheel.py $(CURDIR)/.venv/transformers/bin/python
 
 on_ray = $(shell grep -rlF pytest.mark.ray tests --include='test_*.py')
 
@@ -76,7 +77,7 @@ sbom: ## bills of materials of the compose stack's images, into the folder sbom 
 	@docker/sbom-of-images sbom
 
 release: ## sdist, wheel, their requirements and bill of materials, into the folder dist
-	@scripts/python3.11 scripts/release.py dist
+	@scripts/python3 scripts/release.py dist
 
 format: setup-dev ## format the sources
 	$(task)/ruff check --fix .

@@ -1,5 +1,5 @@
 # The steps: TensorFlow, MLflow's client and the algorithms. No Airflow. Nodes of a Ray cluster use
-# this image too. LOCK is task, task-gpu or task-tpu. Dependencies change rarely, so they come first, and the code comes last.
+# this image too. LOCK is task, task-gpu or task-tpu. Dependencies change rarely, so they come first.
 # docker/make-env replaces the tag by a digest if it knows one.
 ARG BASE=python:3.11-slim-bookworm
 ARG LOCK=task
@@ -24,6 +24,7 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     TF_CPP_MIN_LOG_LEVEL=2 \
+    TF_USE_LEGACY_KERAS=1 \
     MPLCONFIGDIR=/tmp/matplotlib \
     MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT=true \
     HOME=/tmp \

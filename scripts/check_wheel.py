@@ -1,6 +1,6 @@
 """Check the package in a new environment, outside of the checkout: `make test-wheel`.
 
-    scripts/python3.11 scripts/check_wheel.py [PYTHON_WITH_TRANSFORMERS]
+    scripts/python3 scripts/check_wheel.py [PYTHON_WITH_TRANSFORMERS]
 
 The first failed rule ends the script with exit code 1. Standard library only.
 """
@@ -47,13 +47,24 @@ for name in ("advise", "audit", "epsilon", "export", "ledger", "report"):
     importlib.import_module(f"confide.tasks.commands.{name}_command")
 """
 REFUSED = """
-import confide
-try:
-    confide.train
-except ImportError as error:
-    assert all(f"[{extra}]" in str(error) for extra in ("cpu", "gpu", "tpu")), error
-else:
-    raise AssertionError
+import contextlib, io, sys, confide
+from confide.tasks import cli
+
+def names_the_extras(line):
+    return "\\n" not in line.strip() and all(f"[{name}]" in line for name in ("cpu", "gpu", "tpu"))
+
+for name in confide.__all__:
+    try:
+        getattr(confide, name)
+    except ImportError as error:
+        assert names_the_extras(str(error)), error
+    else:
+        raise AssertionError
+for verb in ("run", "doctor", "advise"):
+    sys.argv, errors = ["confide", verb], io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        assert cli.main() == 1
+    assert names_the_extras(errors.getvalue()), errors.getvalue()
 """
 LOAD = """
 import sys, torch, transformers

@@ -1,7 +1,7 @@
 """Set up `.venv/NAME` from requirements/NAME.txt, or resolve those locks. Standard library only.
 
-    scripts/python3.11 scripts/environments.py ensure task orchestrator-dev
-    scripts/python3.11 scripts/environments.py lock [--upgrade]
+    scripts/python3 scripts/environments.py ensure task orchestrator-dev
+    scripts/python3 scripts/environments.py lock [--upgrade]
 
 The names are the dependency groups of pyproject.toml. `NAME-dev` contains the lock of NAME and
 shares its folder. On a machine with a GPU or TPU, `task` is the lock task-gpu or task-tpu, in the
@@ -39,7 +39,10 @@ UV_NAMES = {  # pip's settings, which uv does not read -> uv's names
 
 
 def target(glibc: str = "2_28") -> tuple[str, ...]:
-    """Return uv's options for the Python of Debian 12 and of the images, and the oldest glibc."""
+    """Return uv's options for the Python of Debian 12 and of the images, and the oldest glibc.
+
+    The same versions install on Python 3.12 and 3.13.
+    """
     return ("--python-version", "3.11.2", "--python-platform", f"x86_64-manylinux_{glibc}")
 
 
@@ -91,7 +94,7 @@ def install(folder: Path, name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         with_pip = [] if name == "installer" else ["--without-pip"]
         if not run(sys.executable, "-m", "venv", *with_pip, folder):
-            sys.exit("confide: no virtual environment: on Debian, apt install python3.11-venv.")
+            sys.exit("confide: no virtual environment: on Debian, apt install python3-venv.")
     if not (pip(python, packages) if name == "installer" else sync(python, packages)):
         advice = "check the network and pip's index settings (`pip config list`), then try again."
         sys.exit(f"confide: requirements/{name}.txt could not be installed: {advice}")

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3.11
+#!/usr/bin/env python3
 """Plant known bugs, one at a time, and check that their tests fail.
 
     make mutants                     # all bugs, on two cores

@@ -1,6 +1,6 @@
 """Put the packages `dp_core`, `tasks` and `dags` below the one package `confide`, for the wheel.
 
-    scripts/python3.11 scripts/namespace.py FOLDER      # writes FOLDER/confide
+    scripts/python3 scripts/namespace.py FOLDER      # writes FOLDER/confide
 
 In the checkout, the three packages are top-level modules. Installed packages with such names would
 collide with other software, so the copy in the wheel names every module `confide.…`: in imports,

@@ -1,7 +1,7 @@
 """Build a release, and check it: sdist, wheel, and the bill of materials of its requirements.
 
-    scripts/python3.11 scripts/release.py FOLDER
-    scripts/python3.11 scripts/release.py install REQUIREMENT FOLDER   # a new environment
+    scripts/python3 scripts/release.py FOLDER
+    scripts/python3 scripts/release.py install REQUIREMENT FOLDER   # a new environment
 
 Standard library only; uv builds and resolves, and twine checks the metadata.
 """
@@ -45,7 +45,7 @@ def install(requirement: str, folder: Path) -> None:
     """Install a requirement, such as a wheel with its extras, into a new environment."""
     environments.ensure("installer")
     if not environments.run(sys.executable, "-m", "venv", "--without-pip", folder):
-        sys.exit("confide: no virtual environment: on Debian, apt install python3.11-venv.")
+        sys.exit("confide: no virtual environment: on Debian, apt install python3-venv.")
     uv("pip", "install", "--quiet", "--python", folder / "bin" / "python", requirement)
 
 

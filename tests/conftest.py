@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # the Keras of tensorflow-privacy
+
 import dp_core  # noqa: F401
 from scripts.shares import numbered, share_of
 

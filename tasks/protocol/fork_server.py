@@ -262,7 +262,8 @@ class ForkServer:
         """Import the modules of all steps at the first request."""
         if self._files is not None:
             return
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as in `tasks/__main__.py`
+        for name, value in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("TF_USE_LEGACY_KERAS", "1")):
+            os.environ.setdefault(name, value)  # as in `tasks/__main__.py`
         for name in modules_of_steps():
             with suppress(ImportError):  # the step will report the error
                 importlib.import_module(name)

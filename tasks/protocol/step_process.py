@@ -87,6 +87,7 @@ class StepProcess:
         self._work, self._channel, self._home = work, channel, home
         self._python, self._server, self._variables = python, server, variables
         self._leader: supervisor.Process | None = None
+        self._stopped = False
 
     def run(
         self, log: Callable[[str], None], watch: Callable[[StepProgress], None] = lambda _: None
@@ -119,6 +120,8 @@ class StepProcess:
             finally:
                 os.close(writing)
             self._leader = supervisor.Process.of(process.pid)
+            if self._stopped:  # while the process was being started
+                self.stop()
             try:
                 code = _follow(
                     process, output.fileno(), log, lambda: watch(messages.look().progress)
@@ -130,6 +133,7 @@ class StepProcess:
 
     def stop(self) -> None:
         """End the step and its child processes by SIGTERM, then SIGKILL."""
+        self._stopped = True
         if self._leader is not None:
             supervisor.stop([self._leader], supervisor.LAUNCHER_GRACE)
 

@@ -1,17 +1,13 @@
-import json
 import math
-from pathlib import Path
 
 import pytest
 
 from benchmarks.utility import tables as page_tables
-from benchmarks.utility.cells import CORPORA, RECIPES, REFERENCE, Cell, cells
+from benchmarks.utility.cells import RECIPES, REFERENCE, Cell
 from benchmarks.utility.runs import Results, Runner
 from benchmarks.utility.shares import aggregate, curves, mean_of, share_of
 from benchmarks.vocabulary_tables import filled
-from dp_core.errors import BadInput
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import StepSpec
 
 ALONE = {"gradients": (REFERENCE,)}
 FIRST = Cell("made-up", 2000, 1, 3.0, REFERENCE)
@@ -97,61 +93,6 @@ def test_curve_excludes_cells_with_a_small_gain():
     assert curve.figures == (1e-4, 2e-4, 4e-4, 8e-4)
 
 
-def test_truncated_line_is_measured_again_and_other_lines_are_kept(tmp_path):
-    file = tmp_path / "lines.jsonl"
-    Results(file).add("one", {"f1": 0.5})
-    with file.open("a") as out:
-        out.write('{"key": "two", "f')  # the process was killed here
-    results = Results(file)
-    assert list(results.lines) == ["one"]
-    results.add("two", {"f1": 0.6})
-    assert Results(file).lines == {
-        "one": {"key": "one", "f1": 0.5},
-        "two": {"key": "two", "f1": 0.6},
-    }
-
-
-class Recorded(Runner):
-    def __init__(self, home: Path, results: Results) -> None:
-        super().__init__(home, results)
-        self.ran: list[tuple[str, str]] = []
-
-    def settings(self, cell: Cell) -> JobSettings:
-        return JobSettings.model_validate(cell.settings())
-
-    def _step(self, run: str, task: str, spec: StepSpec):
-        self.ran.append((task, spec.digest()))
-        metric = type("Metric", (), {"name": "f1", "value": 0.5})()
-        return type("Result", (), {"metrics": [metric, metric], "facts": {"digest": "v"}})()
-
-
-@pytest.fixture
-def runner(tmp_path: Path) -> Recorded:
-    return Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
-
-
-def test_reference_and_public_training_are_shared_by_all_recipes_and_epsilons(runner):
-    for recipe in (REFERENCE, "automatic clipping"):
-        for epsilon in (3.0, 8.0):
-            runner.run(Cell("made-up", 2000, 1, epsilon, recipe))
-    tasks = [task for task, _ in runner.ran]
-    assert tasks.count("finetuning") == 2 + 4  # public, without privacy, and each cell
-    assert not {"exposure", "report"} & set(tasks)
-    trained = {digest for task, digest in runner.ran if task == "pretraining"}
-    assert len(trained) == 1 + 1 + 2  # public, without privacy, and with DP at each ε
-
-
-def test_finished_cell_is_not_run_again(runner, tmp_path):
-    runner.run(FIRST)
-    again = Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
-    again.run(FIRST)
-    assert runner.ran
-    assert not again.ran
-    kept = again._results.lines
-    assert kept[FIRST.key]["vocabulary"] == kept[FIRST.reference]["vocabulary"] == "v"
-    assert kept[FIRST.key]["dp"] == {"f1": 0.5}
-
-
 def test_noise_is_calibrated_to_the_epsilon_of_the_cell(tmp_path):
     from tasks.releases.training_advice import RunReleases
 
@@ -169,30 +110,6 @@ def test_every_recipe_has_valid_settings():
         JobSettings.model_validate(Cell("made-up", 2000, 1, 3.0, name).settings())
 
 
-def test_cells_are_selected_by_corpus_recipe_size_seed_and_epsilon():
-    assert {cell.units for cell in cells()} >= {2000, 6000, 20_000, 60_000}
-    chosen = cells(
-        corpora=["made-up"], recipes=[REFERENCE], units=[6000], seeds=[2], epsilons=[8.0]
-    )
-    assert [cell.key for cell in chosen] == [f"made-up/6000/2/8/{REFERENCE}"]
-    assert cells()[0].recipe == REFERENCE
-    assert len({cell.key for cell in cells()}) == len(cells())
-
-
-def test_missing_real_text_is_refused_with_the_folder_variable(monkeypatch, tmp_path):
-    monkeypatch.setenv("CONFIDE_DATA", str(tmp_path))
-    with pytest.raises(BadInput, match="CONFIDE_DATA, private_path"):
-        Cell("noteevents_format", 1200, 1, 3.0, REFERENCE).settings()
-    corpus = CORPORA["noteevents_format"]
-    for file in corpus.files.values():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).touch()
-    made = Cell("noteevents_format", 1200, 1, 3.0, REFERENCE).settings()
-    assert made["private_path"] == str((tmp_path / corpus.files["private_path"]).resolve())
-    assert "synthetic_patients" not in made
-    JobSettings.model_validate(made)
-
-
 def test_tables_on_the_page_match_the_results():
     page = page_tables.PAGE.read_text()
     tables = page_tables.tables(Results(page_tables.RESULTS).lines)
@@ -208,21 +125,3 @@ def test_table_shows_means_over_seeds_and_their_shares():
     assert len(table) == 2 + 4
     assert table[2].startswith("| 2,000 (2) | public text only | 10.0% | 20.0 |")
     assert table[4].endswith("| **25%** (25 to 25), **50%** (50 to 50) |")
-
-
-def test_command_aggregates_the_existing_results(monkeypatch, tmp_path):
-    from benchmarks.utility import __main__ as command
-
-    results = Results(tmp_path / "results" / "utility.jsonl")
-    results.add("made-up/2000/1", reference())
-    results.add("made-up/2000/1/3/gradients", line(0.3))
-    monkeypatch.setattr(
-        "sys.argv",
-        ["utility", "--aggregate", "--home", str(tmp_path / "home"), "--results",
-         str(tmp_path / "results"), "--figures", str(tmp_path / "figures")],
-    )  # fmt: skip
-    assert command.main() == 0
-    body = json.loads((tmp_path / "results" / "utility.json").read_text())
-    assert body["cells"] == ["made-up/2000/1/3/gradients"]
-    assert len(body["rows"]) == 3
-    assert (tmp_path / "figures" / "utility.png").stat().st_size > 1000

@@ -16,7 +16,7 @@ from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
 from dags.dp_sweep import PLAN
 from dags.launcher.step_operator import ProcessStep, StepOperator, work_of
-from tasks.protocol import supervisor
+from tasks.protocol import fork_server, supervisor
 from tasks.protocol.job import job_steps
 from tasks.protocol.messages import channel_file
 from tasks.protocol.specs import spec_from_json
@@ -168,6 +168,20 @@ def test_cancelling_ends_the_step_and_its_child_processes(store, monkeypatch):
         with pytest.raises(AirflowException, match="signal 9"):
             running.result()
     wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
+
+
+def test_cancelling_during_the_start_ends_the_step(store, monkeypatch):
+    operator, start = ProcessStep(task_id="vocabulary", plan=plan), fork_server.start
+
+    def cancelled(*words, **options):
+        process = start(*words, **options)
+        operator.on_kill()
+        return process
+
+    monkeypatch.setattr(fork_server, "start", cancelled)
+    monkeypatch.setenv("CONFIDE_TASK_PYTHON", interpreter(store, "#!/bin/sh\nexec sleep 60\n"))
+    with pytest.raises(AirflowException, match="signal 15"):
+        operator.execute(context_of())
 
 
 def test_a_worker_that_is_killed_leaves_no_step_running(store):

@@ -149,14 +149,14 @@ def test_two_concurrent_setups_make_one_installer(environments, commands):
     assert sorted(commands.venvs) == ["installer", "orchestrator", "task"]
 
 
-def test_missing_python_3_11_ends_with_one_line(tmp_path):
-    for name in ("python3.11", "python3", "python"):
+def test_unsupported_python_ends_with_one_line(tmp_path):
+    for name in ("python3.11", "python3.12", "python3.13", "python3", "python"):
         program(tmp_path / name, "exit 1")  # the probe's exit code for another version
     (tmp_path / "bash").symlink_to("/bin/bash")
-    finder = CHECKOUT / "scripts" / "python3.11"
+    finder = CHECKOUT / "scripts" / "python3"
     answer = completed("/bin/bash", finder, "-V", env={"PATH": str(tmp_path)})
     assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
-    assert "Python 3.11 is needed" in answer.stderr
+    assert "Python 3.11, 3.12 or 3.13 is needed" in answer.stderr
 
 
 def test_python_of_another_user_ends_with_one_line(environments, monkeypatch):

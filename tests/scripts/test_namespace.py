@@ -17,27 +17,7 @@ BARE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("source", "installed"),
-    [
-        ("from dp_core.errors import BadInput\n", "from confide.dp_core.errors import BadInput\n"),
-        ("def f():\n    from tasks import cli\n", "def f():\n    from confide.tasks import cli\n"),
-        ('["-m", "tasks", word]\n', '["-m", "confide.tasks", word]\n'),
-        ('x = f"tasks.steps.{kind}_step"\n', 'x = f"confide.tasks.steps.{kind}_step"\n'),
-        ('name.startswith("tasks.")\n', 'name.startswith("confide.tasks.")\n'),
-        ('"dp_core.nn:A"  # tasks.cli\n', '"confide.dp_core.nn:A"  # confide.tasks.cli\n'),
-        ('"import tasks"\n', '"import confide.tasks"\n'),
-        ('"é"; from_ = "python -m tasks.cli"\n', '"é"; from_ = "python -m confide.tasks.cli"\n'),
-        *[
-            (same, same)
-            for same in (
-                'FOLDER / "dags"\n', '"tasks/steps/report_step.py"\n', '"all of the tasks."\n',
-                'f"{tasks.steps}"\n', "tasks.append(tasks)\n", "yield_ = [*tasks]\n",
-                '"tasks.unknown_module"\n', "from .tasks import x\n", '"other.tasks.steps"\n',
-            )
-        ],
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_modules_and_only_modules_are_renamed(source, installed):
     assert namespace.installed_source(source) == installed
 
@@ -57,13 +37,7 @@ def test_installed_package_names_no_module_of_the_checkout(tmp_path):
         assert {f.relative_to(CHECKOUT) for f in files if f.suffix != ".py"} <= data
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import dp_core\n", "import os, tasks.cli\n", "from tasks import cli\n", 'x = ["tasks"]\n',
-        'x = f"tasks.steps.{name}"\n', 'x = "python -m dags"\n', 'x = y if z else "dp_core.nn"\n',
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_name_of_the_checkout_is_detected_and_refused(tmp_path, source):
     assert namespace.bare_names(source)
     assert not namespace.bare_names('x = folder / "dags"\n')

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from release_examples import NOTES, UNIT, bench_of, charged
 from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from dp_core.errors import BadInput, BudgetExceeded, PlanError
 from dp_core.privacy.ledger import Ledger
@@ -177,7 +178,7 @@ def test_weights_that_differ_in_one_bit_are_refused(registered):
 def test_settled_release_without_a_digest_is_not_released_again(registered):
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
-    with create_engine(registered.ledger).begin() as db:
+    with create_engine(registered.ledger, poolclass=NullPool).begin() as db:
         db.execute(text("UPDATE entries SET released_hash = ''"))
     with pytest.raises(BadInput, match="the digest of its output is lost"):
         charged(bench_of(registered))  # the refusal precedes the training

@@ -206,15 +206,7 @@ def test_planned_run_can_be_withdrawn(confide, deployment):
     assert "no planned release" in confide.refused(*withdraw)
 
 
-@pytest.mark.parametrize(
-    ("words", "reference"),
-    [  # computed outside the project: n = 100k, B = 1024, 977 updates, σ = 1, δ = 1e-6
-        ("--sampling-rate 0.01024 --steps 977", 2.16),
-        ("--phase 0.01024 500 --phase 0.01024 477", 2.16),
-        ("--sampling-rate 0.01024 --steps 977 --sampling truncated-poisson --units 100000 "
-         "--cap 1152", 2.77),
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_epsilon_of_samplings_and_schedules_matches_reference_values(confide, words, reference):
     common = ["epsilon", "--noise-multiplier", "1", "--delta", "1e-6", "--group", "3"]
     answer = confide.json(*common, *words.split())

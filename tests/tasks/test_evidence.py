@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -389,7 +390,7 @@ def test_files_that_differ_from_the_ledger_are_refused(deployment, model, tmp_pa
     publish(store, without_statement, tmp_path / "empty", releases=result.releases)
     assert "no privacy statement there" in _refused(deployment, without_statement, tmp_path / "1")
     shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release
-    with sqlite3.connect(deployment.home / "ledger.db") as ledger:
+    with closing(sqlite3.connect(deployment.home / "ledger.db")) as ledger, ledger:
         ledger.execute("DELETE FROM entries WHERE number = 1")
     assert "the ledger does not hold it" in _refused(deployment, model, tmp_path / "2")
     (output_folder(deployment, model) / STATEMENT_WORDS).write_text("nothing was used")

@@ -1,5 +1,6 @@
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_emptied_ledger_is_refused_by_store_or_seeds(registered, tmp_path):
 
 def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(used):
     file = used.home / "ledger.db"
-    with sqlite3.connect(file) as db:
+    with closing(sqlite3.connect(file)) as db, db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         size = db.execute("PRAGMA page_size").fetchone()[0]
         table = "SELECT rootpage FROM sqlite_schema WHERE name = 'entries'"
@@ -178,7 +179,7 @@ def test_moved_home_reuses_its_outputs_without_a_charge(untracked, tmp_path):
 
 def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked):
     run(untracked)
-    with sqlite3.connect(untracked.home / "ledger.db") as db:
+    with closing(sqlite3.connect(untracked.home / "ledger.db")) as db, db:
         db.execute("UPDATE entries SET state = 'reserved', released_hash = ''")
     with pytest.raises(BadInput, match="has not settled it"):
         run(untracked)
@@ -223,7 +224,7 @@ def test_restored_backup_has_every_entry_seed_and_key(used, tmp_path):
 
 
 def test_ledger_in_use_is_copied_consistently(used, tmp_path):
-    with sqlite3.connect(used.home / "ledger.db") as busy:
+    with closing(sqlite3.connect(used.home / "ledger.db")) as busy, busy:
         busy.execute("BEGIN IMMEDIATE")
         busy.execute("UPDATE entries SET run = 'half-way'")
         copied(used, tmp_path / "backup")
@@ -255,7 +256,7 @@ def test_doctor_reports_a_broken_ledger_and_continues(confide, used, at_home, mo
         delete_ledger(used)
         file.write_bytes(b"no database" * 1000)
     else:
-        with sqlite3.connect(file) as db:
+        with closing(sqlite3.connect(file)) as db, db:
             db.execute(
                 "UPDATE entries SET event = '{'" if damage == "a row" else "DELETE FROM entries"
             )

@@ -311,21 +311,7 @@ def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width):
             assert value in text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (math.inf, "∞"),
-        (0.0, "0"),
-        (6.2749, "6.27"),
-        (0.5178, "0.518"),
-        (1e-6, "10⁻⁶"),
-        (1.1e-6, "1.1·10⁻⁶"),
-        (1.18e-4, "1.18·10⁻⁴"),
-        (83_000_000, "83\u202f000\u202f000"),
-        (100.0, "100"),
-        (-0.25, "-0.25"),
-    ],
-)
+@pytest.mark.cases
 def test_numbers_are_written_with_three_significant_digits(value, text):
     assert tables.significant(value) == text
 

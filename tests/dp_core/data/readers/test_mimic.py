@@ -55,15 +55,7 @@ def test_unreadable_items_are_counted_by_reason(tmp_path):
     assert (quarantine.taken, quarantine.left_out) == (41, 10)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "SUBJECT_ID,HADM_ID\nzyxsecret,2\n", "HADM_ID,ICD9_CODE\nzyxsecret,2\n",
-        "SUBJECT_ID,ICD9_CODE,ICD_CODE\nzyxsecret,1,2\n",
-        "SUBJECT_ID,SUBJECT_ID,ICD9_CODE\nzyxsecret,1,2\n",
-        "SUBJECT_ID,ICD9_CODE\nzyxsecret\nzyxsecret,2\n",
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_a_table_with_other_columns_is_refused_without_quoting_it(tmp_path, text):
     with pytest.raises(BadInput) as refused:
         read_codes(tmp_path, text)

@@ -4,6 +4,7 @@ import math
 import pytest
 from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, reservation
 from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -275,7 +276,7 @@ def test_the_ledger_holds_no_secret(ledger, seeds, tmp_path, url):
     ledger.seed(entry, seeds, b"manifest of private content")
     ledger.settle(entry.id, b"released")
     secret = json.loads((tmp_path / "seeds" / f"{entry.seed_key}.json").read_text())["secret"]
-    with create_engine(url).connect() as db:
+    with create_engine(url, poolclass=NullPool).connect() as db:
         rows = str(db.execute(text("SELECT * FROM entries")).all())
     assert secret not in rows
     assert "manifest of private" not in rows
@@ -354,7 +355,7 @@ def test_a_better_accountant_lowers_the_past_and_the_events_stay(ledger, monkeyp
 
 def test_an_entry_that_cannot_be_read_stops_everything(ledger, url):
     ledger.reserve(reservation("a", GAUSSIAN))
-    with create_engine(url).begin() as db:
+    with create_engine(url, poolclass=NullPool).begin() as db:
         db.execute(text("""UPDATE entries SET event = '{"kind": "future", "version": 9}'"""))
     for attempt in (
         lambda: ledger.remaining("notes"),

@@ -15,6 +15,7 @@ from ledger_examples import (
 from processes import PATIENCE, run_at_once, run_until_killed
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from dp_core.privacy.ledger import Budget, Ledger, State
 from dp_core.privacy.ledger.ledger import lock_budget
@@ -75,7 +76,7 @@ def test_budget_is_read_again_under_its_lock(postgres_url, monkeypatch):
 
     def raced(db: Session, name: str) -> Budget:
         budget = read(db, name)
-        with create_engine(postgres_url).begin() as other:
+        with create_engine(postgres_url, poolclass=NullPool).begin() as other:
             other.execute(text("UPDATE budgets SET closed_for = 'plan of another run'"))
         return budget
 

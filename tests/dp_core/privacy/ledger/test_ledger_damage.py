@@ -10,6 +10,7 @@ from ledger_examples import GAUSSIAN, reservation
 from sqlalchemy import create_engine, event, inspect, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool
 
 from dp_core.errors import BadInput, without_password
 from dp_core.privacy.ledger import Entry, Ledger, LedgerDamaged, LedgerUnavailable, database
@@ -24,7 +25,7 @@ def file(tmp_path: Path) -> Path:
     ledger.register_made_up("notes")
     for number in range(40):
         ledger.reserve(reservation(f"{number}", GAUSSIAN))
-    with create_engine(f"sqlite:///{tmp_path}/ledger.db").connect() as db:
+    with create_engine(f"sqlite:///{tmp_path}/ledger.db", poolclass=NullPool).connect() as db:
         db.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     return tmp_path / "ledger.db"
 
@@ -54,7 +55,7 @@ def test_damage_is_named_with_what_to_do(file, damage):
 @pytest.mark.cases
 def test_missing_or_unreadable_rows_are_reported_as_damage(ledger, url, command, tmp_path):
     ledger.reserve(reservation())
-    with create_engine(url).begin() as db:
+    with create_engine(url, poolclass=NullPool).begin() as db:
         db.execute(text(command))
     with pytest.raises(LedgerDamaged, match="Restore ledger and seeds"):
         opened = Ledger.open(url)
@@ -98,7 +99,7 @@ def test_every_fault_is_reported(ledger, url, seeds, tmp_path):
     other = folder / f"{unread.seed_key}.json"
     (folder / f"{exchanged.seed_key}.json").write_text(other.read_text())
     (folder / f"{torn.seed_key}.json").write_text("{")
-    with create_engine(url).begin() as db:
+    with create_engine(url, poolclass=NullPool).begin() as db:
         db.execute(text("UPDATE entries SET event = '{' WHERE spec_hash = 'c'"))
         if url.startswith("sqlite"):
             db.execute(text("UPDATE entries SET number = 9 WHERE spec_hash = 'd'"))
@@ -158,11 +159,11 @@ def test_the_folder_of_a_new_ledger_is_its_owners_alone(tmp_path):
 def test_tables_of_other_programs_are_not_changed(url):
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir()
-    with create_engine(url).begin() as db:
+    with create_engine(url, poolclass=NullPool).begin() as db:
         db.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
         db.execute(text("INSERT INTO alembic_version VALUES ('of another program')"))
     Ledger.open(url).register_dataset("notes", PrivacyUnit.PATIENT, 1.0, 1e-6)
-    with create_engine(url).connect() as db:
+    with create_engine(url, poolclass=NullPool).connect() as db:
         kept = db.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
     assert kept == "of another program"
 
@@ -174,7 +175,7 @@ def test_ledger_of_another_version_is_refused_in_one_line_and_stays_unchanged(
     ledger, url, version, release
 ):
     ledger.reserve(reservation("held", GAUSSIAN))
-    with create_engine(url).begin() as db:
+    with create_engine(url, poolclass=NullPool).begin() as db:
         db.execute(text("UPDATE ledger_schema SET version = :v"), {"v": version})
         db.execute(text("ALTER TABLE entries DROP COLUMN declared_units"))
         before = db.execute(text("SELECT * FROM entries")).all()
@@ -182,13 +183,13 @@ def test_ledger_of_another_version_is_refused_in_one_line_and_stays_unchanged(
         Ledger.open(url)
     assert re.search(rf"version {version}.*reads.*the {release} release", str(caught.value))
     assert "\n" not in str(caught.value)
-    with create_engine(url).connect() as db:
+    with create_engine(url, poolclass=NullPool).connect() as db:
         assert db.execute(text("SELECT * FROM entries")).all() == before
 
 
 def test_ledger_refuses_a_second_entry_of_one_release(url):
     Ledger.open(url)
-    tables = inspect(create_engine(url))
+    tables = inspect(create_engine(url, poolclass=NullPool))
     assert set(tables.get_table_names()) == set(Base.metadata.tables)
     unique = tables.get_unique_constraints("entries")
     assert ["dataset", "spec_hash", "attempt"] in [u["column_names"] for u in unique]
@@ -250,7 +251,7 @@ def test_another_ledger_is_refused(ledger, url, seeds, tmp_path):
 def test_one_deleted_entry_is_missed(ledger, url, seeds, deleted, lost):
     release(ledger, seeds)
     release(ledger, seeds, "two")
-    with create_engine(url).begin() as db:
+    with create_engine(url, poolclass=NullPool).begin() as db:
         for rows in deleted:
             db.execute(text(f"DELETE FROM {rows}"))  # noqa: S608 - rows of this file
     refused(Ledger.open(url), seeds, f"drawn for {lost} releases that it does not hold")
@@ -261,7 +262,8 @@ def test_an_older_copy_is_refused_and_the_backup_of_both_is_not(tmp_path, seeds)
     ledger = Ledger.open(url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     release(ledger, seeds)
-    create_engine(url).raw_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with create_engine(url, poolclass=NullPool).connect() as db:
+        db.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     shutil.copy(tmp_path / "ledger.db", tmp_path / "older.db")
     shutil.copytree(tmp_path / "seeds", tmp_path / "older")
     release(ledger, seeds, "two")
