@@ -32,6 +32,7 @@ class Number(click.FloatRange):
 
 _TYPES: dict[str, Any] = {
     "epsilon": Number(1e-6, MOST_CLAIM),
+    "budget": Number(1e-6, 1e9),  # above `MOST_CLAIM`: of a study
     "delta": Number(LEAST_DELTA, 1 - 1e-9),
     "noise": Number(LEAST_NOISE, MOST_NOISE),
     "rate": Number(1e-9, 1.0),  # from 1 / (largest number of units)

@@ -408,7 +408,7 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
     with pytest.raises(Contradicted, match="contradicted by Given coins"):
         Gate(deployment, uri, monkeypatch).outside(given("contradicted"), str(copy))
     with pytest.raises(Contradicted):
-        export_command._released_files(store, uri)
+        export_command._released_files(store, uri, export_command.releasable_model(store, uri))
     audits = audits_in(pack_of(deployment, uri, tmp_path / "pack"))
     assert [a.subject for a in audits if a.verdict == "contradicted"] == [subject]
     (copy / "PRIVACY.md").write_text("another")
