@@ -409,6 +409,8 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
                 "sweep_search: the F1 of private labels is the operator's, and no optimiser is "
                 "told it: what it asks for next would tell on"
             )
+        if self.head != "entities":
+            raise ValueError("sweep_search: an optimiser searches by the F1 of entities alone")
         if self.vocabulary_source == "nonprivate":
             raise ValueError("sweep_search: behind exact private counts all is the operator's")
         single = {
