@@ -37,7 +37,6 @@ class ReleaseRecord(Config):
     declared_units: int = 0  # public upper bound on the units; δ must be below its inverse
     released: str = ""  # keyed digest of the released content; empty without a guarantee
     seed_known: bool = False  # the noise came from a seed that was not secret
-
     of_study: bool = False  # charged to a budget whose ε has no meaning
 
     @property
