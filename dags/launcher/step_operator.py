@@ -4,8 +4,6 @@ A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment choo
 (`CONFIDE_LAUNCHER`), and only the provider of this launcher is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

@@ -1,7 +1,5 @@
 """`confide advise`: recommends a plan for a budget and a corpus size, without spending any."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path

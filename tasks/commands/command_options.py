@@ -1,7 +1,5 @@
 """The options of the commands, from the table `options.toml`."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Options of the command line for a job's settings, and checks of its files and device."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

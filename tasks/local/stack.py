@@ -6,8 +6,6 @@ Commands talk to the Airflow that the environment names, or to this machine's ow
 `CONFIDE_AIRFLOW_PASSWORD`
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
