@@ -1,7 +1,5 @@
 """`confide init`: looks at a file of notes and writes the settings for a first run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
@@ -9,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -110,7 +108,7 @@ class NoteSource:
     texts: str
 
     @classmethod
-    def of(cls, path: Path, given: Mapping[str, str | None]) -> NoteSource:
+    def of(cls, path: Path, given: Mapping[str, str | None]) -> Self:
         """Read a source, whose columns may be given by role.
 
         Raises:
