@@ -39,6 +39,7 @@ _TYPES: dict[str, Any] = {
     "whole number": int,
     "path": click.Path(path_type=Path),
     "file": click.Path(dir_okay=False, path_type=Path),
+    "present file": click.Path(exists=True, dir_okay=False, path_type=Path),
 }
 
 
