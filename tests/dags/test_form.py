@@ -66,13 +66,7 @@ def test_a_deployment_replaces_defaults():
     assert params["sweep_epochs"].resolve() == SweepSettings().sweep_epochs
 
 
-@pytest.mark.parametrize(
-    ("given", "reasons"),
-    [
-        ({"noise_multiplyer": 2.0, "layers": -1}, ["noise_multiplyer: unknown", "layers: "]),
-        ({"batch_size": 500, "declared_units": 400}, ["batch_size is above declared_units"]),
-    ],
-)
+@pytest.mark.cases
 def test_unknown_and_inconsistent_settings_are_refused_in_one_line(given, reasons):
     with pytest.raises(AirflowFailException) as refused:
         settings_from(JobSettings, given)
