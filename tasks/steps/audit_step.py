@@ -18,7 +18,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.privacy.statement import operator_only
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol.specs import AuditSpec
+from tasks.protocol.measurements import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, rows_at
 from tasks.results import SUBJECT, Input

@@ -26,7 +26,7 @@ from dp_core.privacy.statement import operator_only
 from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol.specs import ExposureSpec
+from tasks.protocol.measurements import ExposureSpec
 from tasks.releases.provenance import PRETRAINED, fact, model_at, output_of, rows_at
 from tasks.report.job_results import SAMPLES_FILE
 from tasks.results import PROBES, SUBJECT

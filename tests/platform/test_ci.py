@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from child_processes import completed, program
 
+IN_TURN = ("test-transformers", "test-jax-privacy", "test-wheel")  # one each day
 SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
 
@@ -58,11 +59,9 @@ def test_summary_states_a_missing_vulnerability_check(tmp_path, answered):
 
 
 @pytest.mark.parametrize(
-    ("target", "day"),
-    [("check", 0), ("test", 0), ("mutants", 0)]
-    + [("test-transformers", 0), ("test-jax-privacy", 1), ("test-wheel", 2)],
+    ("day", "target"), [*enumerate(IN_TURN), (0, "check"), (0, "test"), (0, "mutants")]
 )
-def test_failure_of_any_part_fails_continuous_integration(tmp_path, target, day):
+def test_failure_of_any_part_fails_continuous_integration(tmp_path, day, target):
     """This includes the parts that run concurrently with the stack, and those that run in turn."""
     make = f'echo "words of $1"; [ "$1" != {target} ] || exit 3'
     answer = continuous_integration(tmp_path, make, day)
