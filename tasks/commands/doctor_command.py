@@ -1,7 +1,5 @@
 """`confide doctor`: checks this machine, this deployment and its services, and suggests fixes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -342,13 +340,6 @@ def _output(words: list[str]) -> str:
 
 
 LOOKS: tuple[Callable[[Deployment], Iterator[Check]], ...] = (
-    _python,
-    _packages,
-    _machine,
-    _secrets,
-    storage,
-    ledger,
-    tracking,
-    airflow,
-    launcher,
+    *(_python, _packages, _machine, _secrets),
+    *(storage, ledger, tracking, airflow, launcher),
 )

@@ -6,8 +6,6 @@ folder. Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 4 an audit c
 the time is up (run the step again to continue), 143 stopped, 1 internal error.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

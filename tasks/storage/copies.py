@@ -6,8 +6,6 @@ shared lock, which every process of this machine can see and the kernel releases
 ends.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Conformance tests for every launcher: command, outcomes, privileges and cleanup."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -123,17 +123,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-@pytest.mark.parametrize(
-    ("field", "launcher", "more"),
-    [
-        ("private_path", "process", {"private_format": "text", "private_dataset": "notes"}),
-        ("public_path", "process", {"public_format": "text"}),
-        ("entities_train", "process", {"entities_format": "i2b2", "entities_test": "."}),
-        ("entities_test", "process", {"entities_format": "i2b2", "entities_train": "."}),
-        ("public_model", "docker", {}),  # `run` starts steps on this machine in every case
-        ("public_model", "kubernetes", {}),
-    ],
-)
+@pytest.mark.cases
 def test_missing_path_is_refused_before_the_run_starts(
     confide, monkeypatch, steps, tmp_path, field, launcher, more
 ):
