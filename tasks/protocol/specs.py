@@ -571,7 +571,7 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
         if self.plan and self.plan.audit_canaries:
             raise ValueError("audit_canaries: only pre-training is audited")
         if self.plan and not self.label_names:
-            raise ValueError("entity_types, class_names: private fine-tuning is told its labels")
+            raise ValueError("entity_types, class_names: private fine-tuning needs its labels")
         if self.plan and self.plan.unit == "example" and self.tagging_context == "document":
             raise ValueError("tagging_context: a row holds sentences of a whole document")
         return self

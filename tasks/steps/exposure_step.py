@@ -97,5 +97,5 @@ def _write_samples(
         seed=spec.seed,
     )
     texts = [tokenizer.decode(ids).strip() for ids in drawn]
-    told = json.dumps({"prompt": prompt, "texts": texts}, ensure_ascii=False, indent=1)
-    (context.out / SAMPLES_FILE).write_text(told, encoding="utf-8")
+    content = json.dumps({"prompt": prompt, "texts": texts}, ensure_ascii=False, indent=1)
+    (context.out / SAMPLES_FILE).write_text(content, encoding="utf-8")
