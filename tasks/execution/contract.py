@@ -37,7 +37,8 @@ from dp_core.errors import (
 from dp_core.labels import Label
 from tasks.context import StepContext, StepOutput, content_key
 from tasks.protocol.messages import Failed, Judged, StepResult
-from tasks.protocol.specs import Need, RunContext, StepSpec, spec_from_json
+from tasks.protocol.specs import Need, RunContext, StepSpec
+from tasks.protocol.step_classes import spec_from_json
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment

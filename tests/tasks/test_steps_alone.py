@@ -39,14 +39,9 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import operator_only
 from dp_core.training.heads import TaggingHead
 from tasks.context import StepOutput
+from tasks.protocol.measurements import ExposureSpec
 from tasks.protocol.messages import StepResult
-from tasks.protocol.specs import (
-    ExposureSpec,
-    FinetuneSpec,
-    PhrasesSpec,
-    TokenStoreSpec,
-    WrittenTextSpec,
-)
+from tasks.protocol.specs import FinetuneSpec, PhrasesSpec, TokenStoreSpec, WrittenTextSpec
 from tasks.releases.charge import training_plan
 from tasks.report.job_results import DOCUMENTS_FILE, OCCURRENCES_FILE
 from tasks.results import Input

@@ -25,7 +25,8 @@ from tasks.protocol.job import budget_of_run, job_steps, point_steps
 from tasks.protocol.least_privilege import Need
 from tasks.protocol.messages import StepResult
 from tasks.protocol.settings import MADE_UP, JobSettings
-from tasks.protocol.specs import RunContext, VocabularySpec, spec_from_json
+from tasks.protocol.specs import RunContext, VocabularySpec
+from tasks.protocol.step_classes import spec_from_json
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release
 from tasks.releases.declarations import declare_public
