@@ -340,6 +340,13 @@ def _output(words: list[str]) -> str:
 
 
 LOOKS: tuple[Callable[[Deployment], Iterator[Check]], ...] = (
-    *(_python, _packages, _machine, _secrets),
-    *(storage, ledger, tracking, airflow, launcher),
+    _python,
+    _packages,
+    _machine,
+    _secrets,
+    storage,
+    ledger,
+    tracking,
+    airflow,
+    launcher,
 )
