@@ -1,7 +1,5 @@
 """The few calls of Airflow's REST API that the local stack needs."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.parse

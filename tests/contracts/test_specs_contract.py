@@ -17,7 +17,6 @@ from tasks.protocol.job import POINT_STEPS, budget_of_run, job_steps, point_step
 from tasks.protocol.points import OF_JOB, Mode, Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
-    STEP_CLASSES,
     BudgetSpec,
     ChargedPrivacyConfig,
     Need,
@@ -26,8 +25,8 @@ from tasks.protocol.specs import (
     SelectSpec,
     StepSpec,
     VocabularySpec,
-    spec_from_json,
 )
+from tasks.protocol.step_classes import STEP_CLASSES, spec_from_json
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import plans_of
 
