@@ -25,7 +25,6 @@ from dp_core.config.training import (
     AdapterConfig,
     ArchitectureConfig,
     BatchConfig,
-    CheckpointConfig,
     RunConfig,
     SeedConfig,
     TaggingConfig,
@@ -67,6 +66,8 @@ WITHOUT_NOISE = {  # settings of trainings without DP, which update all paramete
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
 }
+# Settings of every fine-tuning, with DP and without.
+FINETUNED_ALIKE = ("adam_epsilon", "checkpoint_every", "device_memory", "dropout", "micro_rows")
 POINT_STEPS = ("pretraining", *MEASUREMENTS, "finetuning")  # of one model
 
 
@@ -298,12 +299,12 @@ def finetuning(
         if private
         else None
     )
-    in_common = {name: getattr(s, name) for name in ("adam_epsilon", "dropout", "micro_rows")}
+    in_common = {name: getattr(s, name) for name in FINETUNED_ALIKE}
     training = TrainingConfig(
-        **s.part(CheckpointConfig).model_dump(),
         **s.part(AdapterConfig).model_dump(),
         learning_rate=s.finetune_learning_rate,
         noise_floor=s.noise_floor,
+        time_box_minutes=s.time_box_minutes,
         **in_common,
     )
     if not private:
@@ -370,7 +371,7 @@ def job_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[s
     if isinstance(settings, SweepSettings) and settings.is_asked:
         # The trainings that will be charged, at the bounds of the search.
         steps = _shared(settings, front_half(settings.job(settings.costliest)))
-        for number in range(settings.sweep_trials):
+        for number in range(settings.most_trainings):
             training = asked_training(settings, settings.costliest, number)
             steps[f"{number}{_OF_POINT}pretraining"] = training
     else:
