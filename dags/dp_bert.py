@@ -14,8 +14,6 @@ To run the job on a schedule, set `CONFIDE_TRAIN_SCHEDULE` (cron) and `CONFIDE_T
 JSON file). To run it on each new version of a corpus, use the DAG `new_corpus`.
 """
 
-from __future__ import annotations
-
 from airflow.sdk import dag
 
 from dags.experiment import RunPlan, experiment

@@ -17,8 +17,6 @@ To run the sweep on a schedule, set `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE
 JSON file).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator

@@ -5,8 +5,6 @@ and rows; training; measurements; report. Each model, and each text that a run r
 of a mapped task with its name. A step that the settings leave out is no instance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -13,8 +13,6 @@ release and is charged to the same budget.** If it does not fit, the ledger refu
 A version that was announced before starts no run. Runs of `dp_bert` wait for each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -13,8 +13,6 @@ gives a lower bound on ε. If the bound contradicts the claim of a model of this
 claim is withdrawn and the task fails.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Models write the forward pass once against `Layers`. `dp_core.privacy.clipping` 
 that also records the inputs and outputs of each layer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

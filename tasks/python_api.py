@@ -144,9 +144,9 @@ def read(
             )
         source = absolute("read", os.fspath(source))
     with _file_of(source, given) as (file, columns):
-        found = NoteSource.of(file, columns)
-        bounds = {unit: found.bound(unit) for unit in found.units}
-        return PrivateNotes(source, given, bounds, keyed_digest(file, b""), found.texts)
+        notes = NoteSource.of(file, columns)
+        bounds = {unit: notes.bound(unit) for unit in notes.units}
+        return PrivateNotes(source, given, bounds, keyed_digest(file, b""), notes.texts)
 
 
 @contextmanager

@@ -181,5 +181,5 @@ def findings_of(audited: Input | None, key: str) -> tuple[Finding, ...]:
     """Return the findings of one audit in a step's output; none without an output."""
     if audited is None:
         return ()
-    found = read_findings(audited.result, audited.folder)
-    return tuple(finding for finding in found if finding.key == key)
+    findings = read_findings(audited.result, audited.folder)
+    return tuple(finding for finding in findings if finding.key == key)

@@ -14,8 +14,6 @@ The scheduler's environment configures the containers:
 `CONFIDE_DOCKER_GPUS`     `all`, or the number of GPUs
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Iterator

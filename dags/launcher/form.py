@@ -8,8 +8,6 @@ The deployment configures them by environment variables:
 `CONFIDE_SWEEP_SETTINGS`  the defaults of `dp_sweep`'s form, likewise
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ The scheduler's environment configures the pods:
                           by the step's needs (default: the folder `pods` here)
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path

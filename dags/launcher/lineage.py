@@ -8,8 +8,6 @@ hash. Events of a private selection are dropped, because their times would revea
 trainings. This file is only imported if the provider is configured.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Any

@@ -5,8 +5,6 @@ Airflow's SMTP provider over its connection `smtp_default`), or a webhook's `htt
 receives `{"text": …}`. A webhook's address is a secret and is never logged.
 """
 
-from __future__ import annotations
-
 import html
 import logging
 import os

@@ -4,8 +4,6 @@ A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment choo
 (`CONFIDE_LAUNCHER`), and only the provider of this launcher is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib
@@ -44,26 +42,9 @@ _OPERATORS = {
 }
 _IN_WORDS = {"pretraining": "pre-training", "finetuning": "fine-tuning"}
 _TASKS = tomllib.loads((CHECKOUT / "dags" / "tasks.toml").read_text(encoding="utf-8"))
-# Containers and pods receive only these variables of the scheduler.
-PLACES = (
-    "CONFIDE_STORE",
-    "CONFIDE_CLUSTER",
-    "CONFIDE_CLUSTER_SECRETS",  # a folder, mounted only for steps that use the cluster
-    "CONFIDE_CACHE_BYTES",
-    "CONFIDE_TRACKING",
-    "CONFIDE_TRACKING_UI",
-    "CONFIDE_DEBUG",
-    "CONFIDE_LOG",
-    "CONFIDE_HOSTS",
-    "GOOGLE_CLOUD_PROJECT",
-    "STORAGE_EMULATOR_HOST",
-)
-SECRETS = (  # a step receives only those that `tasks/protocol/least_privilege.py` grants it
-    "CONFIDE_LEDGER",  # a database URL, with its password
-    "CONFIDE_LEDGER_READER",  # the same database, by a user who cannot write
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-)
+_VARIABLES = tomllib.loads(Path(__file__).with_name("variables.toml").read_text(encoding="utf-8"))
+PLACES, SECRETS = (tuple(_VARIABLES[kind]) for kind in ("places", "secrets"))
+
 # --- the deployment
 
 

@@ -4,8 +4,6 @@ The audits use only the model's predictions. The vocabulary of a folder in Huggi
 renumbered, as everywhere in this project, so that the special tokens come first.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

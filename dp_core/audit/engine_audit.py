@@ -13,13 +13,11 @@ The audited training runs on whole-unit canaries, each included or not by a coin
   score is the released model's loss on it.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -107,7 +105,7 @@ class DiracCanaries:
             raise BadInput(f"{self.side} by {self.side} canaries a layer", where="audit")
 
     @classmethod
-    def at_least(cls, canaries: int) -> DiracCanaries:
+    def at_least(cls, canaries: int) -> Self:
         """Return a layout of at least this number of canaries."""
         return cls(2 * max(1, int(np.ceil(np.sqrt(canaries / 16)))))
 

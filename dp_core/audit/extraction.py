@@ -16,8 +16,6 @@ secret is one token, for which beam search of width k and top-k have the same k 
 Shapes: n rows, T tokens of a row, the last L of them its suffix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property

@@ -26,8 +26,6 @@ after the scores are known, the error probability must be divided by the number 
 thresholds, not by the few that the scores favour (docs/audits.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ sample size (Korn and Graubard 1998), as if all rows of a cluster were one obser
 interval of the AUC is Obuchowski's for clusters (1997, Biometrics 53).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence

@@ -8,8 +8,6 @@ out: only members carry them, so their random tokens would reveal membership.
 Everything here is private: ids of documents, admissions and patients stay in memory.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

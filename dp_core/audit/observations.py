@@ -5,8 +5,6 @@ al. 2024, arXiv:2404.02936). Shapes: n rows, M rows at a time, S tokens, K predi
 tokens of the vocabulary. In a row of T tokens, the last L are its suffix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ store findings without knowing their audit. Evidence packs contain the records o
 (docs/evidence.md), and one verdict on a model follows from all of them.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -173,7 +171,7 @@ class Audit:
     several: bool = False
 
     @classmethod
-    def registered(cls, key: str, run: Callable[[Any], Sequence[Finding]] | None = None) -> Audit:
+    def registered(cls, key: str, run: Callable[[Any], Sequence[Finding]] | None = None) -> Self:
         """Return the audit that `audits.toml` describes under this key."""
         return cls(key, run=run, **_AUDITS[key])
 

@@ -174,22 +174,32 @@ class AdapterConfig(Config, section=MORE_TRAINING):
     )
 
 
-MOST_ROWS, MEMORY = 64, 8_000_000_000  # rows at a time by default, and bytes of their activations
+MOST_ROWS = 64  # rows at a time by default
 _FLOATS = 44  # activations of a block that a gradient keeps, for each token and hidden unit
+_COPIES = 5  # of the parameters: weights, two moments, the sum of gradients and a part of it
 
 
 def rows_at_once(
-    *, kind: str, layers: int, hidden: int, sequence_length: int, vocabulary_size: int
+    *,
+    kind: str,
+    layers: int,
+    hidden: int,
+    sequence_length: int,
+    vocabulary_size: int,
+    device_memory: float,
 ) -> int:
-    """Return the default of `micro_rows`, from the shape alone, so that runs are repeatable.
+    """Return the default of `micro_rows`, from settings alone, so that runs are repeatable.
 
-    The activations of a row are 44 numbers for each layer, token and hidden unit, and three (logit,
+    A device holds five copies of about (vocabulary + 12 · layers · hidden) · hidden parameters. The
+    activations of a row are 44 numbers for each layer, token and hidden unit, and three (logit,
     exponential and gradient) for each predicted token and token of the vocabulary. A feed-forward
     model needs less.
     """
     predicted = sequence_length * (1.0 if is_causal(kind) else 0.15)
     blocks = _FLOATS * layers * sequence_length * hidden
-    return max(1, min(MOST_ROWS, int(MEMORY / 4 / (blocks + 3 * predicted * vocabulary_size))))
+    parameters = (vocabulary_size + 12 * layers * hidden) * hidden
+    left = device_memory * 1e9 / 4 - _COPIES * parameters
+    return max(1, min(MOST_ROWS, int(left / (blocks + 3 * predicted * vocabulary_size))))
 
 
 class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=MORE_TRAINING):
@@ -198,9 +208,11 @@ class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=M
     Attributes:
         whole_words: Mask all pieces of a word together.
         precision: Format of matrix products; weights, norms, sums and noise stay float32.
-        micro_rows: Rows of a micro-batch on one device; affects only memory and speed. 0: 64, or
-            fewer for a model of so many layers, hidden units and tokens in a row that the
-            activations of 64 rows need more than 8 GB.
+        micro_rows: Rows of a micro-batch on one device; affects memory, speed and the rounding of
+            sums, but not ε. 0: 64, or as many as fit into device_memory with this shape of model.
+        device_memory: GB that a training may use on one device, for micro_rows=0. It is not read
+            from the device: a job is planned elsewhere, and a resumed training must sum in the same
+            order on any device. 14 fits a GPU or a core of a TPU with 16 GB.
         dropout: Probability with which every training sets an activation to 0 (0.1 for BERT). The
             gradient of a unit is still clipped, so ε does not depend on it.
     """
@@ -208,6 +220,7 @@ class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=M
     whole_words: bool = setting(False, "Mask whole words")
     precision: Literal["float32", "bfloat16"] = setting("float32", "Compute precision")
     micro_rows: int = setting(0, "Rows at a time", ge=0, le=1 << 20)
+    device_memory: float = later(14.0, "Device memory, GB", gt=0, le=10_000)
     dropout: float = later(0.0, "Dropout", ge=0, le=0.9)
 
     def identity(self) -> dict[str, Any]:

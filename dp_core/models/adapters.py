@@ -11,8 +11,6 @@ function of `dp_core` computes with them. A model folder contains either the mer
 (`hugging_face.save`) or the adapters without the model in PEFT's layout (`save_adapter`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

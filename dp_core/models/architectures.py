@@ -5,8 +5,6 @@
 `transformers` has no feed-forward models; they are stored in the same way.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Mapping

@@ -7,8 +7,6 @@ independence of rows). Devlin et al. 2019 (arXiv:1810.04805); DistilBERT: Sanh e
 (arXiv:2412.13663).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

@@ -9,8 +9,6 @@ Shapes: M rows, S tokens, hidden size D, MLP size F, V tokens of the vocabulary;
 heads, G key and value heads, heads of width W.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Shapes of models, which check themselves."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, ClassVar, Self
 

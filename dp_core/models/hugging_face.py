@@ -3,8 +3,6 @@
 An output projection that is tied to the word table is not stored a second time.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence, Sized

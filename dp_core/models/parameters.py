@@ -4,8 +4,6 @@ A model is a config and a dict of arrays. Kernels are [in, out]. Query, key and 
 kernel [D, 3D], so that one matrix product computes all three.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Mapping

@@ -16,8 +16,6 @@ Only raw 64-bit words are used and compared as integers, so no NumPy release can
 no rate is off by more than 2⁻⁶⁴.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

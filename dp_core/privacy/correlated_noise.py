@@ -26,8 +26,6 @@ written to disk, because they and a released model together reveal its raw sums.
 recomputes them from the seed, from the first update on, at the cost of the noise of those updates.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Coins whose probability is exact: integers only, vectorised, from a keyed SHAKE-256 stream."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Sequence

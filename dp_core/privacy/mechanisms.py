@@ -6,11 +6,9 @@ Import mechanisms from here: reading a ledger's entries needs every kind to be r
 
 # ruff: noqa: F401 - other files import every mechanism from here
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -101,9 +99,7 @@ class PoissonGaussian(_PhasedGaussian):
     phases: Phases
 
     @classmethod
-    def single(
-        cls, sampling_rate: float, noise_multiplier: float, steps: int, **more: Any
-    ) -> PoissonGaussian:
+    def single(cls, sampling_rate: float, noise_multiplier: float, steps: int, **more: Any) -> Self:
         """Return the event with one phase."""
         return cls(phases=((sampling_rate, noise_multiplier, steps),), **more)
 

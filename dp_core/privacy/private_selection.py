@@ -6,8 +6,6 @@ them. K must stay secret: no log, metric, duration or file that leaves the opera
 and only the best training may be shown.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

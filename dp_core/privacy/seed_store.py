@@ -7,8 +7,6 @@ reveal the raw gradient as 2a − b. Training noise is drawn from the keystream 
 derives: AES-256 in counter mode.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac
@@ -19,7 +17,7 @@ import secrets
 import stat
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -55,12 +53,12 @@ class PrivacySeed:
         self.known = known
 
     @classmethod
-    def draw(cls) -> PrivacySeed:
+    def draw(cls) -> Self:
         """Return a fresh seed from the operating system's generator."""
         return cls(secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(_SALT_BYTES), known=False)
 
     @classmethod
-    def fixed(cls, value: int | str) -> PrivacySeed:
+    def fixed(cls, value: int | str) -> Self:
         """Return a repeatable seed, marked as known: it protects nothing."""
         digest = hashlib.sha512(b"confide known seed\0" + str(value).encode()).digest()
         return cls(digest[:SECRET_BYTES], digest[SECRET_BYTES : SECRET_BYTES + 16], known=True)

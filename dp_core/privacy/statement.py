@@ -1,7 +1,5 @@
 """The privacy statement that goes with every exported model: words for people, JSON for tools."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -337,6 +337,7 @@ def train(
         **shape_facts(start.config),
         sequence_length=store.sequence_length,
         vocabulary_size=start.config.vocab_size,
+        device_memory=config.device_memory,
     )
     rows = updates.rows(micro_rows, trainer.devices, count)
     batches = Batches(store, updates.sampler(store), rows, objective.examples)

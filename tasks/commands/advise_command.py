@@ -1,7 +1,5 @@
 """`confide advise`: recommends a plan for a budget and a corpus size, without spending any."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -95,15 +93,11 @@ def _advice(values: dict[str, Any], epsilon: float | None, delta: float | None) 
     delta = target.target_delta if delta is None else delta
     dataset, ledger = given.private_dataset, _ledger_with_budget(given)
     if ledger is None:
-        now = RunReleases.of(given) if epsilon is None else None
-        budget = PrivacyBudget(
-            now.epsilon if now else epsilon or 0.0,
-            delta
-            if delta is not None
-            else now.delta
-            if now
-            else default_delta(given.declared_units),
-        )
+        if epsilon is None:
+            now = RunReleases.of(given)
+            epsilon, delta = now.epsilon, now.delta if delta is None else delta
+        delta = default_delta(given.declared_units) if delta is None else delta
+        budget = PrivacyBudget(epsilon, delta)
         advice = training_advice.advised(_starting_point(values, budget), budget)
         return replace(advice, given=given)
     left, killed = ledger.remaining(dataset), killed_runs(Deployment.from_environment())

@@ -1,7 +1,5 @@
 """The options of the commands, from the table `options.toml`."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Callable
@@ -41,6 +39,7 @@ _TYPES: dict[str, Any] = {
     "whole number": int,
     "path": click.Path(path_type=Path),
     "file": click.Path(dir_okay=False, path_type=Path),
+    "present file": click.Path(exists=True, dir_okay=False, path_type=Path),
 }
 
 

@@ -1,7 +1,5 @@
 """`confide doctor`: checks this machine, this deployment and its services, and suggests fixes."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`confide epsilon`, `calibrate` and `paper-table`: ε and noise of given and printed parameters."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import tomllib

@@ -1,7 +1,5 @@
 """`confide export`: copies a released model into a new folder for others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

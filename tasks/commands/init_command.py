@@ -1,7 +1,5 @@
 """`confide init`: looks at a file of notes and writes the settings for a first run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
@@ -9,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -26,7 +24,7 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import corpus_readers
 from dp_core.data.readers.sources import bare_name, entries, refuse_damaged_file, text_lines
 from dp_core.errors import BadInput
-from tasks.commands.command_options import options
+from tasks.commands.command_options import options, options_of
 from tasks.commands.output import as_json, write_answer, write_pairs, write_prose
 from tasks.commands.settings_options import absolute, validated, write_settings
 from tasks.protocol.defaults import default_delta
@@ -39,14 +37,7 @@ _STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)  # first digits of a rounded bound
 
 @click.command("init")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("settings.json"),
-    show_default=True,
-    help="The settings file to write.",
-)
-@click.option("--dataset", help="Name in the privacy ledger; by default, the name of the file.")
+@options_of("init")
 @options(*(click.option(f"--{role}", metavar="COLUMN", help=f"Column: {role}.") for role in ROLES))
 @click.option("--delimiter", type=click.Choice(list(DELIMITERS)), help="Between cells of CSV.")
 @as_json
@@ -110,7 +101,7 @@ class NoteSource:
     texts: str
 
     @classmethod
-    def of(cls, path: Path, given: Mapping[str, str | None]) -> NoteSource:
+    def of(cls, path: Path, given: Mapping[str, str | None]) -> Self:
         """Read a source, whose columns may be given by role.
 
         Raises:

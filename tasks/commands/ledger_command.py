@@ -1,7 +1,5 @@
 """`confide ledger`: registers privacy budgets; shows budgets, releases, and the next run's cost."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`confide demo`, `up`, `down`, `announce` and `backup`: this machine, without Docker."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

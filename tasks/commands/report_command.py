@@ -1,7 +1,5 @@
 """`confide report`, `compare` and `errors`: tables of runs and their models, from their reports."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`confide run`: runs a job's steps one after the other, each in a new process, as in Airflow."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

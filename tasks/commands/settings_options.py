@@ -1,7 +1,5 @@
 """Options of the command line for a job's settings, and checks of its files and device."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os
@@ -16,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from dp_core.config.fields import named_paths, one_line
 from dp_core.errors import BadInput
-from tasks.commands.command_options import options
+from tasks.commands.command_options import options, options_of
 from tasks.protocol.job import budget_of_run, missing_file
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import PRESETS, read_object
@@ -38,13 +36,7 @@ settings_options = options(
         metavar="NAME",
         help=f"Settings by name: {', '.join(PRESETS)}.",
     ),
-    click.option(
-        "--settings",
-        "file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="A JSON object of settings.",
-    ),
-    click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting."),
+    options_of("settings"),
 )
 
 

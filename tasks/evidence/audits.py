@@ -6,8 +6,6 @@ registration and promotion. It uses all records of the model's weights, from aud
 including records for the operator only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType

@@ -6,8 +6,6 @@ The sources must agree: the statement in the model's folder must follow from the
 result, and the ledger must contain each of these releases.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

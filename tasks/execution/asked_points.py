@@ -74,7 +74,7 @@ def most_steps(settings: SweepSettings) -> int:
     """Return the largest possible number of steps of an Optuna sweep."""
     of_point = job.point_steps(settings, settings.costliest)
     of_trials = len(of_point.keys() & set(job.POINT_STEPS)) * settings.sweep_trials
-    return len(job.job_steps(settings)) - settings.sweep_trials + of_trials
+    return len(job.job_steps(settings)) - settings.most_trainings + of_trials
 
 
 def tellable(result: StepResult | None, name: str) -> float:
@@ -87,9 +87,10 @@ def tellable(result: StepResult | None, name: str) -> float:
         if metric.name == name:
             if metric.label not in ("dp", "public"):
                 raise BadInput(
-                    f"{name} is the operator's: what an optimiser asks for next would tell on",
+                    f"{name} is the operator's, and the points that an optimiser suggests next "
+                    "would reveal it",
                     where="sweep_search",
-                    fix="Search by public labels, or take the grid.",
+                    fix="Search by public labels, or choose grid.",
                 )
             return metric.value
     raise BadInput(f"the point has no {name}", where="sweep_search")

@@ -6,8 +6,6 @@ folder. Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 4 an audit c
 the time is up (run the step again to continue), 143 stopped, 1 internal error.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os
@@ -39,7 +37,8 @@ from dp_core.errors import (
 from dp_core.labels import Label
 from tasks.context import StepContext, StepOutput, content_key
 from tasks.protocol.messages import Failed, Judged, StepResult
-from tasks.protocol.specs import Need, RunContext, StepSpec, spec_from_json
+from tasks.protocol.specs import Need, RunContext, StepSpec
+from tasks.protocol.step_classes import spec_from_json
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment

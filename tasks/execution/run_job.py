@@ -1,7 +1,5 @@
 """A job's steps as processes of this machine, one after the other, and their progress."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -15,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -52,7 +50,7 @@ class Job:
     steps: Iterable[tuple[str, str, StepSpec]]  # the next one is requested when the last is done
 
     @classmethod
-    def now(cls, name: str, steps: Iterable[tuple[str, str, StepSpec]]) -> Job:
+    def now(cls, name: str, steps: Iterable[tuple[str, str, StepSpec]]) -> Self:
         """Return a job of this machine that starts now, under a new key."""
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         key = f"cli/{name}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"

@@ -1,7 +1,5 @@
 """`confide demo`: the embedded job through Airflow, from nothing to its table and report."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ Commands talk to the Airflow that the environment names, or to this machine's ow
 `CONFIDE_AIRFLOW_PASSWORD`
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -109,6 +107,7 @@ def start(
     deployment.prepare()
     folder = airflow_configuration.airflow_home(deployment)
     folder.mkdir(mode=0o700, exist_ok=True)
+    deployment.logs.mkdir(exist_ok=True)
     # Two commands that start a stack at the same time would stop each other's components.
     with (folder / "starting.lock").open("w") as lock:
         try:
@@ -145,9 +144,7 @@ def _start_on(
     began = datetime.now(UTC)
     components: dict[str, Process] = {}
     for name in names:
-        file = log_of(deployment, name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab") as output:
+        with log_of(deployment, name).open("ab") as output:
             process = supervisor.start(
                 _command(name, ports, deployment),
                 environments.get(name, variables),
@@ -233,7 +230,6 @@ def _migrate(deployment: Deployment, variables: dict[str, str], log: Callable[[s
         return
     log("Preparing Airflow's database …")
     file = log_of(deployment, "migrate")
-    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as output:
         answer = subprocess.run(  # noqa: S603 - fixed words
             [*_AIRFLOW, "db", "migrate"],

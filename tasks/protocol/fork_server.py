@@ -310,15 +310,15 @@ def modules_of_steps() -> list[str]:
 
 def _files() -> dict[str, tuple[int, int]]:
     """Return the modification time and size of each loaded module's file."""
-    found: dict[str, tuple[int, int]] = {}
+    versions: dict[str, tuple[int, int]] = {}
     for module in list(sys.modules.values()):
         # `getattr` on a lazy module would import it.
         file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str):
             with suppress(OSError):
                 stat = os.stat(file)  # noqa: PTH116 - thousands of them
-                found[file] = (stat.st_mtime_ns, stat.st_size)
-    return found
+                versions[file] = (stat.st_mtime_ns, stat.st_size)
+    return versions
 
 
 def _answer(client: socket.socket, **answer: Any) -> None:

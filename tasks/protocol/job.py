@@ -10,12 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dp_core.config.audit_settings import (
-    AuditCanariesConfig,
-    ExtractionConfig,
-    MembershipConfig,
-    SamplesConfig,
-)
+from dp_core.config.audit_settings import AuditCanariesConfig, ExtractionConfig
 from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
 from dp_core.config.fields import named_paths
 from dp_core.config.privacy import (
@@ -30,19 +25,18 @@ from dp_core.config.training import (
     AdapterConfig,
     ArchitectureConfig,
     BatchConfig,
-    CheckpointConfig,
     RunConfig,
     SeedConfig,
     TaggingConfig,
     TrainingConfig,
     is_causal,
 )
+from tasks.protocol.measurements import MEASUREMENTS, MeasuredModel
 from tasks.protocol.points import OF_JOB, Point, first_private
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import Promotion
 from tasks.protocol.specs import (
     Asked,
-    AuditSpec,
     BudgetSpec,
     CalibrationTarget,
     CanariesSpec,
@@ -52,9 +46,7 @@ from tasks.protocol.specs import (
     ClippedConfig,
     CorpusSpec,
     EntitiesSpec,
-    ExposureSpec,
     FinetuneSpec,
-    MembershipSpec,
     PhrasesSpec,
     PretrainSpec,
     ReportSpec,
@@ -74,7 +66,9 @@ WITHOUT_NOISE = {  # settings of trainings without DP, which update all paramete
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
 }
-POINT_STEPS = ("pretraining", "exposure", "membership", "audit", "finetuning")  # of one model
+# Settings of every fine-tuning, with DP and without.
+FINETUNED_ALIKE = ("adam_epsilon", "checkpoint_every", "device_memory", "dropout", "micro_rows")
+POINT_STEPS = ("pretraining", *MEASUREMENTS, "finetuning")  # of one model
 
 
 def front_half(s: JobSettings) -> dict[str, StepSpec]:
@@ -295,7 +289,7 @@ def finetuning(
     private = s.finetune_privacy == "dp" and model.charges
     s = s.for_fine_tuning(private=private)
     plan, optimizer = None, {"beta2": 0.999}
-    names = ["adam_epsilon", "dropout", "micro_rows"]
+    names = [*FINETUNED_ALIKE]
     if private:
         plan = ChargedPrivacyConfig(
             dataset=entities.dataset,
@@ -306,7 +300,7 @@ def finetuning(
             delta=s.finetune_delta,
         )
         # Only with DP a stop by the time box does not reveal the number of sentences.
-        names += [*CheckpointConfig.model_fields, *AdapterConfig.model_fields, "noise_floor"]
+        names += [*AdapterConfig.model_fields, "noise_floor", "time_box_minutes"]
         optimizer = {}
     kept = {name: getattr(s, name) for name in names}
     training = TrainingConfig(learning_rate=s.finetune_learning_rate, **optimizer, **kept)
@@ -355,10 +349,7 @@ def names_of(point: Point) -> dict[str, str]:
         if point.has_separate_front
         else "vocabulary",
         "pretraining": f"{point.training.name}{_OF_POINT}pretraining",
-        **{
-            task: f"{point.model.name}{_OF_POINT}{task}"
-            for task in ("exposure", "membership", "audit")
-        },
+        **{task: f"{point.model.name}{_OF_POINT}{task}" for task in MEASUREMENTS},
         "finetuning": f"{point.name}{_OF_POINT}finetuning",
     }
 
@@ -372,7 +363,7 @@ def job_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[s
     if isinstance(settings, SweepSettings) and settings.is_asked:
         # The trainings that will be charged, at the bounds of the search.
         steps = _shared(settings, front_half(settings.job(settings.costliest)))
-        for number in range(settings.sweep_trials):
+        for number in range(settings.most_trainings):
             training = asked_training(settings, settings.costliest, number)
             steps[f"{number}{_OF_POINT}pretraining"] = training
     else:
@@ -470,35 +461,9 @@ def _measured(
     updates = 0
     if point.is_on_the_way and point.epochs is not None:
         updates = job.updates_after(point.mode, point.epochs)
-    common: dict[str, Any] = {
-        "made_up": training.made_up,
-        "model_uri": training.output,
-        "private_store_uri": front["private_store"].output,
-        **job.part(RunConfig).model_dump(),
-    }
-    measured: dict[str, StepSpec] = {
-        "exposure": ExposureSpec(
-            **common,
-            model_updates=updates,
-            canaries_uri=front["canaries"].output,
-            extraction=job.part(ExtractionConfig),
-            samples=job.part(SamplesConfig),
-        )
-    }
-    if job.membership_units and not updates:
-        public = front["public_pretraining"]
-        measured["membership"] = MembershipSpec(
-            **common,
-            reference_uris=() if training == public else (public.output,),
-            corpus_uri=front["private_corpus"].output,
-            canaries_uri=front["canaries"].output,
-            units=job.part(UnitConfig),
-            config=job.part(MembershipConfig),
-            dataset=job.private_dataset,
-            data_version=job.data_version,
-        )
-    if job.audit_canaries and isinstance(training, PretrainSpec) and training.plan and not updates:
-        measured["audit"] = AuditSpec(**common, start_uri=training.init_uri)
+    model = MeasuredModel(job, front, training, updates)
+    specs = {task: kind.of_model(model) for task, kind in MEASUREMENTS.items()}
+    measured: dict[str, StepSpec] = {task: spec for task, spec in specs.items() if spec}
     if "entities" in front:
         measured["finetuning"] = finetuning(job, front, training, updates)
     return measured

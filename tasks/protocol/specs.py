@@ -8,17 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, Self, Union
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
-from dp_core.config.audit_settings import (
-    AuditCanariesConfig,
-    BlackBoxAuditConfig,
-    ExtractionConfig,
-    MembershipConfig,
-    SamplesConfig,
-)
+from dp_core.config.audit_settings import AuditCanariesConfig, BlackBoxAuditConfig, ExtractionConfig
 from dp_core.config.data import (
     CanaryConfig,
     HoldoutConfig,
@@ -577,7 +571,7 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
         if self.plan and self.plan.audit_canaries:
             raise ValueError("audit_canaries: only pre-training is audited")
         if self.plan and not self.label_names:
-            raise ValueError("entity_types, class_names: private fine-tuning is told its labels")
+            raise ValueError("entity_types, class_names: private fine-tuning needs its labels")
         if self.plan and self.plan.unit == "example" and self.tagging_context == "document":
             raise ValueError("tagging_context: a row holds sentences of a whole document")
         return self
@@ -690,58 +684,6 @@ class GiveBackSpec(StepSpec):
     step: Literal["give_back"] = "give_back"
 
 
-class ExposureSpec(OfModelSpec, RunConfig):
-    """Measure a model's exposure of canaries, and the extraction and samples of a causal model."""
-
-    privileges: ClassVar[frozenset[Need]] = frozenset()
-    step: Literal["exposure"] = "exposure"
-    canaries_uri: str
-    private_store_uri: str
-    extraction: ExtractionConfig = ExtractionConfig()
-    samples: SamplesConfig = SamplesConfig()
-
-
-class MembershipSpec(StepSpec, RunConfig, VersionConfig):
-    """Attack a model by distinguishing its training units from held-out units."""
-
-    privileges: ClassVar[frozenset[Need]] = frozenset()
-    step: Literal["membership"] = "membership"
-    model_uri: str
-    # Models that were not trained on the members and do not descend from models that were.
-    reference_uris: tuple[str, ...] = ()
-    corpus_uri: str
-    canaries_uri: str
-    private_store_uri: str
-    units: UnitConfig  # of the private store
-    config: MembershipConfig
-    dataset: str = ""  # data set of the table of codes
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The table of disease codes, if there is one."""
-        uri, field = self.config.membership_codes, "membership_codes"
-        source = Source(field=field, uri=uri, public=self.made_up, dataset=self.dataset)
-        return (source,) if uri else ()
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """The privileges that the step receives, with or without a table of codes."""
-        if self.sources:
-            return frozenset({Need.SOURCES})  # a table of codes is parsed, and nothing is charged
-        return self.privileges
-
-
-class AuditSpec(StepSpec, RunConfig):
-    """Guess the audit canaries in a model's training, and bound ε by the correct guesses."""
-
-    # The seed of the audited release determines the coins.
-    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
-    step: Literal["audit"] = "audit"
-    model_uri: str
-    start_uri: str  # the model before the first update
-    private_store_uri: str
-
-
 class ReportSpec(StepSpec):
     """Collect the results of a job or a sweep on one page, and judge and register its models."""
 
@@ -800,28 +742,3 @@ class PromoteSpec(StepSpec):
     ends_run: ClassVar[bool] = True
     step: Literal["promote"] = "promote"
     report_uri: str
-
-
-def _classes(kind: type[StepSpec]) -> dict[str, type[StepSpec]]:
-    """Return the subclasses of `kind` that define a step, by the name of the step."""
-    classes: dict[str, type[StepSpec]] = {}
-    for child in kind.__subclasses__():
-        name = child.model_fields["step"].default
-        if isinstance(name, str):  # base classes of several steps have no name
-            classes[name] = child
-        classes |= _classes(child)
-    return classes
-
-
-STEP_CLASSES = _classes(StepSpec)
-_ANY_SPEC: Any = Annotated[Union[tuple(STEP_CLASSES.values())], Field(discriminator="step")]  # noqa: UP007
-_ADAPTER: TypeAdapter[StepSpec] = TypeAdapter(_ANY_SPEC, config=ConfigDict(defer_build=True))
-
-
-def spec_from_json(text: str | bytes) -> StepSpec:
-    """Return the spec written as JSON.
-
-    Raises:
-        pydantic.ValidationError: the text is no spec of a known step; `one_line` formats the error.
-    """
-    return _ADAPTER.validate_json(text)

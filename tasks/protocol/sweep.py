@@ -64,9 +64,9 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             charged. checkpoints: points that differ only in epochs share one training, which keeps
             its model after each of them. All these models have the ε and the learning rates of the
             whole training.
-        sweep_noise_scaling: none: every σ with every batch size. sqrt-batch: σ of the first batch
-            size grows with the root of the batch size, which keeps ε about equal (Hoory et al.
-            2021, section 3.3).
+        sweep_noise_scaling: none: every σ with every batch size. sqrt-batch: the listed σ belong to
+            the first batch size (with sweep_points to batch_size), and σ grows with the root of the
+            batch size, which keeps ε about equal (Hoory et al. 2021, section 3.3).
         sweep_finetune_noise_multipliers: The grid's σ of private fine-tuning, with commas between
             them; empty: the job's.
         sweep_finetune_batch_sizes: The grid's batch sizes of fine-tuning, with commas between them;
@@ -95,7 +95,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             only. Optuna chooses noise, epochs and fine-tuning between the ends of the lists, by the
             F1 of earlier points. Each training is charged as the costliest of that space.
         sweep_trials: Largest number of points that Optuna chooses. As many releases are registered
-            in advance.
+            in advance, or one if the points differ only in fine-tuning.
         selection: publish-all: every point is trained, charged and shown. random-count: a secret
             random number of points is drawn and trained, and only the best by accuracy on public
             text is released, at two to three times the ε of one training (Papernot and Steinke
@@ -136,17 +136,23 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     def grid(self) -> list[Point]:
         """Return the declared points in reading order, without seeds and folds."""
         if self.sweep_points:
-            listed = (self._listed(point) for point in self.sweep_points.split(";"))
-            return self._sharing_trainings(unique(listed))
-        axes = {name: self._values(name) for name in AXES}
-        points: list[dict[str, Any]] = [
-            dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
-        ]
-        if self.sweep_noise_scaling == "sqrt-batch":
-            first = points[0]["batch_size"]
-            for point in points:
-                point["noise_multiplier"] *= math.sqrt(point["batch_size"] / first)
-        return self._sharing_trainings(unique(Point.model_validate(point) for point in points))
+            first: int | None = self.batch_size
+            points = [self._listed(point) for point in self.sweep_points.split(";")]
+        else:
+            axes = {name: self._values(name) for name in AXES}
+            points = [
+                Point.model_validate(dict(zip(axes, values, strict=True)))
+                for values in itertools.product(*axes.values())
+            ]
+            first = points[0].batch_size
+        return self._sharing_trainings(unique(self._scaled(point, first or 1) for point in points))
+
+    def _scaled(self, point: Point, first: int) -> Point:
+        """Return a point whose σ grows with the root of its batch size, if noise is scaled."""
+        if self.sweep_noise_scaling == "none":
+            return point
+        sigma = (point.noise_multiplier or 0.0) * math.sqrt((point.batch_size or 0) / first)
+        return point.model_copy(update={"noise_multiplier": sigma})
 
     def _sharing_trainings(self, points: list[Point]) -> list[Point]:
         """Return the points, which share one training if epochs are taken from checkpoints.
@@ -196,6 +202,11 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         space, dearest = self.space(), {"noise_multiplier": 0, "epochs": 1}  # index of the bound
         ends = {name: space[name][end] for name, end in dearest.items() if name in space}
         return self.grid()[0].training.model_copy(update=ends)
+
+    @property
+    def most_trainings(self) -> int:
+        """Largest number of private trainings of a search; points of fine-tuning share one."""
+        return self.sweep_trials if self.space().keys() & TRAINING_AXES.keys() else 1
 
     def candidates(self) -> list[Point]:
         """Return the declared private trainings, without seeds."""
@@ -406,8 +417,8 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         """Refuse a search that varies other settings, or whose results an optimiser may not see."""
         if not self.entities_shown:
             raise ValueError(
-                "sweep_search: the F1 of private labels is the operator's, and no optimiser is "
-                "told it: what it asks for next would tell on"
+                "sweep_search: the F1 of private labels is the operator's, and the points that "
+                "an optimiser suggests next would reveal it: choose grid"
             )
         if self.head != "entities":
             raise ValueError("sweep_search: an optimiser searches by the F1 of entities alone")

@@ -31,7 +31,7 @@ from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import total_epsilon
 from tasks.context import StepContext
 from tasks.protocol.settings import MADE_UP
-from tasks.protocol.specs import STEP_CLASSES
+from tasks.protocol.step_classes import STEP_CLASSES
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.journal import exclusive, is_still_there

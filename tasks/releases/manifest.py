@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from dp_core.models.parameters import Arrays
-from tasks.protocol.specs import STEP_CLASSES
+from tasks.protocol.step_classes import STEP_CLASSES
 
 SOURCES = Path(__file__).resolve().parents[__name__.count(".")]  # holds the top-level package
 BY_VALUE = (  # packages whose results are in the manifest as numbers or digests

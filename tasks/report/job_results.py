@@ -56,7 +56,7 @@ from tasks.report.model import (
     Samples,
     number_of,
 )
-from tasks.report.tables import ledger_table
+from tasks.report.tables import ledger_table, significant
 from tasks.results import Input, findings_of, labelled, merged, read_result, released_after
 
 Results = dict[str, Input]  # by the name of the task
@@ -93,7 +93,7 @@ def job_report(
         **header_of(spec, context, dp, released_by(spec, points)),
         omissions=omission_facts(shared),
         audit=audit,
-        occurrences=_occurrences(shared["private_store"]),
+        occurrences=_occurrences(shared),
         labels=_label_counts(spec, points),
         models=tuple(
             model_row(spec.points[name], points[name], float(spec.settings["epochs"]))
@@ -370,12 +370,23 @@ def exposures_of(audited: Iterable[Input | None], key: str = EXPOSURE.key) -> tu
     )
 
 
-def _occurrences(store: Input) -> dict[str, Operator]:
+def _occurrences(shared: Results) -> dict[str, Operator]:
     """Return the counted mean number of units with a canary, by group."""
-    if OCCURRENCES not in store.result.outputs:
+    store = shared.get("private_store")
+    if store is None or OCCURRENCES not in store.result.outputs:
         return {}
     record = json.loads((store.folder / OCCURRENCES_FILE).read_text())
     return {group: Operator(value) for group, value in record["means"].items()}
+
+
+def _occurrence_facts(shared: Results, models: Iterable[ModelRow]) -> Iterator[Fact]:
+    """Yield the counted number of units with a canary of each measured group."""
+    rows = (row for model in models for exposures in model.audits for row in exposures.rows)
+    expected = {f"{row.pattern} at {row.canary_rate:g}": row.expected_occurrences for row in rows}
+    for group, counted in _occurrences(shared).items():
+        if group in expected:
+            note = f"{significant(expected[group])} are expected"
+            yield Fact(f"Units with a canary {group}", counted.value, counted.label, note)
 
 
 def _samples(audited: Input | None) -> Samples | None:
@@ -613,7 +624,8 @@ def sweep_report(
 ) -> Report:
     """Return the report of a sweep, with its finished points and the names of the missing ones."""
     first = next(iter(points.values()))
-    releases = released_by(spec, points)
+    releases, shared = released_by(spec, points), _shared_results(spec, context)
+    models = tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points))
     header = header_of(spec, context, first, releases)
     nonprivate = (
         operator_only(results["pretraining"].result.releases) for results in points.values()
@@ -622,14 +634,17 @@ def sweep_report(
         header["statement"] = _StatementForTheOperator(header["statement"].data)
     return Report(
         **header,
-        omissions=omission_facts(_shared_results(spec, context)),
+        omissions=omission_facts(shared),
         labels=_label_counts(spec, points),
         is_sweep=True,
-        models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
-        training=tuple(
-            fact
-            for name, model in _trainings(spec, points).items()
-            for fact in _realised_batch(model, f"Realised batch of {name}, units")
+        models=models,
+        training=(
+            *(
+                fact
+                for name, model in _trainings(spec, points).items()
+                for fact in _realised_batch(model, f"Realised batch of {name}, units")
+            ),
+            *_occurrence_facts(shared, models),
         ),
         notes=_notes(missing),
     )

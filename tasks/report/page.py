@@ -68,7 +68,8 @@ def report_page(report: Report, edition: Edition) -> Page:
     numbers = figures_of(shown)
     training = tables.facts_table("training", shown.training)
     if shown.is_sweep:
-        drawn = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
+        scaled = shown.settings.get("sweep_noise_scaling") == "sqrt-batch"
+        drawn = (sweep_figure(shown.models, scaled=scaled), sweep_exposure_figure(shown.models))
         content = {"points": results_table(shown), "training": training}
     else:
         drawn = (

@@ -86,7 +86,7 @@ Coordinates = tuple[float, ...]  # one value per element of `_AXES`; 0 if the sw
 
 # Settings on the x axes, with their titles, and the words in titles of other panels.
 _AXES: dict[str, tuple[str, str]] = WORDS["axes"]
-_TITLES = tuple(_AXES.values())
+_TITLES, _BATCH_SIZE = tuple(_AXES.values()), list(_AXES).index("batch_size")
 
 
 def _coordinates(point: ModelRow) -> Coordinates:
@@ -94,11 +94,15 @@ def _coordinates(point: ModelRow) -> Coordinates:
     return tuple({**settings, **point.finetuning}.values())
 
 
-def sweep_figure(points: Sequence[ModelRow]) -> figures.Drawing | None:
+def sweep_figure(points: Sequence[ModelRow], *, scaled: bool = False) -> figures.Drawing | None:
     """Return ε and scores against each setting that varies, or None without points.
 
     Strong lines go through the middle point, and the other lines are pale. Perplexity is by token,
     so baselines with another vocabulary are left out.
+
+    Args:
+        points: rows of the sweep.
+        scaled: σ grows with the root of the batch size, and so do lines over batch sizes.
     """
     measure = measure_of(points)
     baselines = [p for p in points if p.baseline and number_of(measure.of(p)) is not None]
@@ -116,7 +120,8 @@ def sweep_figure(points: Sequence[ModelRow]) -> figures.Drawing | None:
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
     for axes, index in zip(panels, shown, strict=True):
         right = figures.twin(axes)
-        _lines(axes, right, index, grid, middle, measure)
+        scales = scaled and index == _BATCH_SIZE
+        _lines(axes, right, index, grid, middle, measure, scales)
         for row, dashes in zip(baselines, itertools.cycle(_DASHES), strict=False):
             # A level line, since the score of a baseline does not depend on the axis.
             level = number_of(measure.of(row))
@@ -124,6 +129,8 @@ def sweep_figure(points: Sequence[ModelRow]) -> figures.Drawing | None:
             colour, _ = figures.STYLES[row.kind]
             right.axhline(level, color=colour, linestyle=dashes, linewidth=1.5, label=row.name)
         held = [_TITLES[i][1].format(significant(middle[i])) for i in shown if i != index]
+        if scales and 0 in shown:
+            held[0] += f"·√(B / {significant(middle[index])})"
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_TITLES[index][0])
         axes.set_ylim(0, top_epsilon * 1.1)
@@ -172,15 +179,21 @@ def _lines(
     grid: dict[Coordinates, ModelRow],
     middle: Coordinates,
     measure: Measure,
+    scales: bool,
 ) -> None:
+    def others_of(point: Coordinates) -> Coordinates:
+        """Return the settings that are equal on a line."""
+        if scales:
+            point = (round(point[0] / math.sqrt(point[index]), 9), *point[1:])
+        return point[:index] + point[index + 1 :]
+
     if index:  # all settings except σ
         axes.set_xscale("log")
-    held = {c[:index] + c[index + 1 :] for c in grid}
-    middle_others = middle[:index] + middle[index + 1 :]
+    held, middle_others = {others_of(c) for c in grid}, others_of(middle)
     for others in sorted(held, key=lambda o: o == middle_others):  # draws the strong line on top
         strength = 1.0 if others == middle_others else 0.22
         names = ("ε in total", measure.axis) if others == middle_others else (None, None)
-        line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
+        line = sorted((c for c in grid if others_of(c) == others), key=lambda c: c[index])
         epsilons = {c[index]: v for c in line if (v := _epsilon(grid[c])) is not None}
         epsilon_line = list(epsilons), list(epsilons.values())
         axes.plot(*epsilon_line, "o-", color=figures.EPSILON_COLOUR, alpha=strength, label=names[0])

@@ -18,7 +18,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.privacy.statement import operator_only
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol.specs import AuditSpec
+from tasks.protocol.measurements import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, rows_at
 from tasks.results import SUBJECT, Input
@@ -55,19 +55,19 @@ def _committed(model: Input, context: StepContext) -> tuple[Entry, PrivacySeed]:
         BadInput: the training had no canaries; or seed, model and ledger do not agree, so that the
             coins may have been chosen after the training.
     """
-    told = fact(model, "audit")
-    if told is None:
+    recorded = fact(model, "audit")
+    if recorded is None:
         raise BadInput(
             "its training held no audit canaries",
             where="model_uri",
             fix="Set audit_canaries before the training; only DP training is audited.",
         )
-    if told["entry"] not in {release.ledger_id for release in model.result.releases}:
+    if recorded["entry"] not in {release.ledger_id for release in model.result.releases}:
         raise BadInput("the audited release is none of the model's", where="model_uri")
-    entry = open_ledger(context.deployment, context.store).entry(told["entry"])
+    entry = open_ledger(context.deployment, context.store).entry(recorded["entry"])
     seed = context.seeds.get(entry.seed_key)
     coins = coin_seed(seed)
-    if seed.salted_hash() != entry.seed_hash or coins.salted_hash() != told["coins"]:
+    if seed.salted_hash() != entry.seed_hash or coins.salted_hash() != recorded["coins"]:
         raise BadInput(
             "the coins are not those to which the ledger bound the training",
             where=f"ledger entry {entry.id}",

@@ -26,7 +26,7 @@ from dp_core.privacy.statement import operator_only
 from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol.specs import ExposureSpec
+from tasks.protocol.measurements import ExposureSpec
 from tasks.releases.provenance import PRETRAINED, fact, model_at, output_of, rows_at
 from tasks.report.job_results import SAMPLES_FILE
 from tasks.results import PROBES, SUBJECT
@@ -97,5 +97,5 @@ def _write_samples(
         seed=spec.seed,
     )
     texts = [tokenizer.decode(ids).strip() for ids in drawn]
-    told = json.dumps({"prompt": prompt, "texts": texts}, ensure_ascii=False, indent=1)
-    (context.out / SAMPLES_FILE).write_text(told, encoding="utf-8")
+    content = json.dumps({"prompt": prompt, "texts": texts}, ensure_ascii=False, indent=1)
+    (context.out / SAMPLES_FILE).write_text(content, encoding="utf-8")

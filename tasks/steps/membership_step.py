@@ -23,7 +23,7 @@ from dp_core.privacy.statement import event_of, totals
 from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol.specs import MembershipSpec
+from tasks.protocol.measurements import MembershipSpec
 from tasks.releases.declarations import open_for_operator
 from tasks.releases.provenance import (
     PRETRAINED,

@@ -90,8 +90,8 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     tokens = words.known if words.kept else ()  # words of a checkpoint, which are not counted here
     kept = {t: 0 for t in tokens if not (t.startswith("##") or t in SPECIAL_TOKENS)}
     for file, counts in ((WORDS, kept | words.joined), (RELEASED, words.released)):
-        told = json.dumps(_in_bert_words(tokenizer, counts), indent=0)
-        (context.out / file).write_text(told + "\n")
+        content = json.dumps(_in_bert_words(tokenizer, counts), indent=0)
+        (context.out / file).write_text(content + "\n")
     context.measure_cost(context.releases)  # 0 if no private text was opened
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     return StepOutput(

@@ -3,8 +3,6 @@
 `STORAGE_EMULATOR_HOST` names an emulator of Cloud Storage.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib

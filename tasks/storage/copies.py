@@ -6,8 +6,6 @@ shared lock, which every process of this machine can see and the kernel releases
 ends.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -35,12 +33,12 @@ def bytes_from(words: str) -> int | None:
     """
     if not words:
         return None
-    found = re.fullmatch(r"(\d+)([kmgt]?)", words.strip().lower())
-    if not found:
+    parts = re.fullmatch(r"(\d+)([kmgt]?)", words.strip().lower())
+    if not parts:
         raise BadInput(
             f"{words!r} is no number of bytes", where=BOUND, fix="Write for example 50g."
         )
-    return int(found[1]) * _UNITS[found[2]]
+    return int(parts[1]) * _UNITS[parts[2]]
 
 
 class Copies:

@@ -5,8 +5,6 @@ is cut off before the next append. Lines are ordered by their position in the fi
 clock.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterator

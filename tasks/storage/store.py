@@ -4,8 +4,6 @@ Files of a folder become visible one by one, each complete, followed by `checksu
 contract then writes `result.json` last; the folder counts as complete only with it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ delivery to MLflow remembers the last delivered offset. The log is removed after
 and all events have been delivered.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
@@ -244,12 +242,12 @@ class EventLog:
         self._events, self._head = folder / "events.jsonl", json.dumps(asdict(identity))
 
     @classmethod
-    def of(cls, parent: Path, identity: Identity) -> EventLog:
+    def of(cls, parent: Path, identity: Identity) -> Self:
         """Return the log of a run's step, which exists after its first event."""
         return cls(parent / f"{_work(identity)}-{identity.key('step')[:32]}", identity)
 
     @classmethod
-    def all(cls, parent: Path) -> list[EventLog]:
+    def all(cls, parent: Path) -> list[Self]:
         """Return all logs in a folder."""
         logs = []
         for file in sorted(parent.glob("*/events.jsonl")):

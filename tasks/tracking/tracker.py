@@ -4,8 +4,6 @@ The events are delivered to MLflow without waiting. Events that MLflow does not 
 disk and are delivered later.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -17,7 +17,6 @@ from tasks.protocol.job import POINT_STEPS, budget_of_run, job_steps, point_step
 from tasks.protocol.points import OF_JOB, Mode, Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import (
-    STEP_CLASSES,
     BudgetSpec,
     ChargedPrivacyConfig,
     Need,
@@ -26,8 +25,8 @@ from tasks.protocol.specs import (
     SelectSpec,
     StepSpec,
     VocabularySpec,
-    spec_from_json,
 )
+from tasks.protocol.step_classes import STEP_CLASSES, spec_from_json
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import plans_of
 
@@ -86,7 +85,8 @@ def test_every_setting_is_declared_by_one_configuration_model():
     form = SweepSettings.model_json_schema()["properties"]
     assert stated <= set(form)
     words = {"lowercase": False, "strip_accents": "yes", "placeholders": "___"}
-    settings = SweepSettings(selection="random-count", adam_epsilon=1e-6, dropout=0.1, **words)
+    younger = {"adam_epsilon": 1e-6, "dropout": 0.1, "device_memory": 8.0}
+    settings = SweepSettings(selection="random-count", **younger, **words)
     specs = [*STEPS.values(), *point_steps(settings, settings.points()[0]).values()]
     assert stated <= {name for spec in specs for name in _names(spec.model_dump())}
 

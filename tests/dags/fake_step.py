@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlparse
 
 sys.path.insert(0, str(Path.cwd()))
 from tasks.protocol import messages
-from tasks.protocol.specs import spec_from_json
+from tasks.protocol.step_classes import spec_from_json
 
 
 def read(uri: str) -> bytes:

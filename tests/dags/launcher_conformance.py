@@ -1,7 +1,5 @@
 """Conformance tests for every launcher: command, outcomes, privileges and cleanup."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,7 +16,8 @@ from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
 from tasks.protocol.points import first_private
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import Need, RunContext, StepSpec, spec_from_json
+from tasks.protocol.specs import Need, RunContext, StepSpec
+from tasks.protocol.step_classes import spec_from_json
 from tasks.protocol.step_process import Work
 
 PASSWORD, READER = "hunter2", "looks-only"

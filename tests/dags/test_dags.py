@@ -148,18 +148,9 @@ def test_last_task_decides_the_state_of_the_run(dags, name):
     assert decided_by <= upstream_of(dags[name])["outcome"]
 
 
-@pytest.mark.parametrize(
-    ("states", "reason"),
-    [
-        ({"report": "success", "promote": "skipped", "outcome": "running"}, None),
-        ({"report": "success", "measurement_1": "failed"}, "failed: measurement_1"),
-        ({"report": "upstream_failed", "vocabulary": "failed"}, "failed: vocabulary"),
-        ({"report": "skipped", "vocabulary": "skipped"}, "cancelled before report"),
-        ({}, "cancelled before report"),
-    ],
-)
+@pytest.mark.cases
 def test_run_without_a_report_or_with_a_failed_task_is_refused(states, reason):
-    if reason is None:
+    if not reason:
         refuse(states, lambda: "report")
         return
     with pytest.raises(AirflowFailException, match=reason):

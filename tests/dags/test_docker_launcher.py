@@ -4,8 +4,6 @@ The last part needs a Docker engine and the task image (`docker compose build pr
 them its tests are skipped with the reason.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import os
@@ -188,14 +186,7 @@ def test_mounts_are_volumes_and_folders(monkeypatch):
     assert mounts(MOUNTS) == []
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        *((word, MOUNTS) for word in ("home", "home:", ":/data", "home:data", "home:/data:rw")),
-        ("x:/var/lib/confide-seeds", "CONFIDE_DOCKER_SEEDS"),
-        ("x:/var/lib", "CONFIDE_DOCKER_SEEDS"),
-    ],
-)
+@pytest.mark.cases
 def test_invalid_mounts_and_seeds_for_every_step_are_refused(monkeypatch, word, reason):
     monkeypatch.setenv(MOUNTS, f"home:/var/lib/confide {word}")
     with pytest.raises(ValueError, match=reason):
@@ -211,16 +202,9 @@ def test_container_requests_the_configured_gpus(word, count):
 # --- lines of the output
 
 
-@pytest.mark.parametrize(
-    ("output", "lines"),
-    [
-        (b"one\r\n\n  \ntwo", ["one", "two"]),  # empty lines are left out
-        (b"\xff1\n\xe2\x82", ["�1", "�"]),  # invalid UTF-8 is marked
-        (b"", []),
-    ],
-)
+@pytest.mark.cases
 def test_output_is_read_line_by_line(output, lines):
-    assert list(whole_lines([(output, None)])) == [(True, line) for line in lines]
+    assert list(whole_lines([(output.encode("latin-1"), None)])) == [(True, line) for line in lines]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

@@ -66,13 +66,7 @@ def test_a_deployment_replaces_defaults():
     assert params["sweep_epochs"].resolve() == SweepSettings().sweep_epochs
 
 
-@pytest.mark.parametrize(
-    ("given", "reasons"),
-    [
-        ({"noise_multiplyer": 2.0, "layers": -1}, ["noise_multiplyer: unknown", "layers: "]),
-        ({"batch_size": 500, "declared_units": 400}, ["batch_size is above declared_units"]),
-    ],
-)
+@pytest.mark.cases
 def test_unknown_and_inconsistent_settings_are_refused_in_one_line(given, reasons):
     with pytest.raises(AirflowFailException) as refused:
         settings_from(JobSettings, given)
@@ -100,16 +94,9 @@ def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
         assert found.public_model == (path or "")
 
 
-@pytest.mark.parametrize(
-    ("model", "name", "foreign"),
-    [
-        (JobSettings, "large-batches", "hoory2021-fig1"),
-        (JobSettings, "jagannatha2021-gpt2-tiny", "jagannatha2021-mednli"),
-        (JobSettings, "kerrigan2020-tiny", "hoory2021-fig2-tiny"),
-        (SweepSettings, "hoory2021-fig1-tiny", "no-such"),
-    ],
-)
-def test_preset_replaces_fields_with_their_default_value(model, name, foreign):
+@pytest.mark.cases
+def test_preset_replaces_fields_with_their_default_value(dag, name, foreign):
+    model = SweepSettings if dag == "dp_sweep" else JobSettings
     params = form(model)
     assert next(iter(params)) == "preset"
     assert params["preset"].resolve() == "none"

@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from launcher_conformance import JOB
 
-from tasks.protocol.specs import _ADAPTER, STEP_CLASSES, Need, StepSpec
+from tasks.protocol.specs import Need, StepSpec
+from tasks.protocol.step_classes import _ADAPTER, STEP_CLASSES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

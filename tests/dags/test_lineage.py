@@ -71,16 +71,7 @@ def test_names_ids_state_and_time_pass_and_all_else_stays():
     assert NamesOnly({}).transform(job) is None
 
 
-@pytest.mark.parametrize(
-    ("facets", "conf", "passes"),
-    [
-        (("airflow", "airflowDagRun"), {}, True),
-        (("airflow", "airflowDagRun"), {"selection": "publish-all", "page": 2}, True),
-        (("airflow", "airflowDagRun"), {"selection": "random-count"}, False),
-        (("airflow", "airflowDagRun"), {"no_such_setting": 1}, False),
-        ((), {}, False),
-    ],
-)
+@pytest.mark.cases
 def test_no_event_of_a_private_selection_leaves(facets, conf, passes):
     from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 

@@ -26,16 +26,7 @@ def test_who_reads_strangers_files_holds_neither_ledger_nor_seeds(plan):
     assert plan(audited_model="/models/x", **FILES).needs == {Need.SOURCES}
 
 
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({}, "name the model"),
-        ({"audited_model": "/m"}, "give canaries, or members"),
-        ({"audited_model": "/m", "given_members": "/in.txt"}, "needs given_held_out"),
-        ({"audited_model": "/m", "given_delta": 1e-6, **FILES}, "half a claim"),
-        ({"audited_model": "/m", "modell": 1, **FILES}, "modell: unknown setting"),
-    ],
-)
+@pytest.mark.cases
 def test_audit_without_canaries_and_texts_is_refused_in_one_line(plan, params, words):
     with pytest.raises(AirflowFailException, match=words) as refused:
         plan(**params)

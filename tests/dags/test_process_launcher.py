@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,7 +17,7 @@ from dags.launcher.step_operator import ProcessStep, StepOperator, work_of
 from tasks.protocol import fork_server, supervisor
 from tasks.protocol.job import job_steps
 from tasks.protocol.messages import channel_file
-from tasks.protocol.specs import spec_from_json
+from tasks.protocol.step_classes import spec_from_json
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 from tasks.protocol.sweep import SweepSettings
 

@@ -137,7 +137,7 @@ def test_outlook_of_phrases_follows_their_noise_per_unit():
 
 def test_noise_bands_chosen_by_the_plan_keep_the_budget():
     """The setting σ is that of a single band, and the charged noise is that of the chosen bands."""
-    given = changed(SMALL, noise_bands=0, batch_size=16, vocabulary_source="public")
+    given = changed(SMALL, noise_bands=0, batch_size=16, vocabulary_source="private")
     made = calibrated(given, BUDGET)
     spending = RunReleases.of(made)
     assert spending.training.strategy.bands > 1

@@ -17,7 +17,8 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 from tasks.context import StepOutput
-from tasks.protocol.specs import AuditSpec, PretrainSpec
+from tasks.protocol.measurements import AuditSpec
+from tasks.protocol.specs import PretrainSpec
 from tasks.releases.charge import planned_release, training_plan
 from tasks.releases.provenance import private_units
 from tasks.results import Input

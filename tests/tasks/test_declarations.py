@@ -126,17 +126,7 @@ def test_run_does_not_register_a_public_data_set(ward):
     assert run(steps["private_corpus"]) == 0
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"public_format": "jsonl", "public_path": "ward.jsonl"},
-        {"public_format": "jsonl", "public_path": "copy.jsonl"},
-        {"public_format": "jsonl", "public_path": "link.jsonl"},
-        {"entities_format": "columns", **TABLES, "entities_public": True},
-        {"public_model": "model"},
-        {"all_public": True, "private_dataset": "declared-elsewhere"},
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_undeclared_public_source_is_refused_before_a_charge(ward, settings):
     assert run(private_spec(ward.files / "ward.jsonl")) == 0  # the file is known as private
     ward.ledger.register_made_up("declared-elsewhere")

@@ -282,21 +282,10 @@ def test_model_with_another_statement_than_the_pack_is_refused(pack, released):
     assert "the model and the pack have different files PRIVACY.md" in findings.faults
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"version": 3, "version": 3}',
-        '{"version": 3, "claims": NaN}',
-        '{"version": 3, "claims": -Infinity}',
-        '{"version": 3, "claims": 1e999}',
-        '{"version": 3, "claims": ' + "[" * 200_000 + "]" * 200_000 + "}",
-        '{"version": 3, "claims": ' + "9" * 5000 + "}",
-        '{"version": 3',
-        "[]",
-    ],
-    ids=["twice", "nan", "infinity", "overflow", "nested", "digits", "cut", "list"],
-)
+@pytest.mark.cases
 def test_text_that_is_not_strict_json_is_refused(pack, text):
+    for name, long in (("NESTED", "[" * 200_000 + "]" * 200_000), ("DIGITS", "9" * 5000)):
+        text = text.replace(name, long)
     (pack / check_evidence.EVIDENCE).write_text(text)
     assert check_evidence.main([str(pack)]) == check_evidence.NO_PACK
 

@@ -17,10 +17,11 @@ from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import NO_EVALUATION, EvaluationHook
 from tasks.protocol.job import budget_of_run, job_steps, point_steps
+from tasks.protocol.measurements import ExposureSpec
 from tasks.protocol.messages import StepResult
 from tasks.protocol.points import OF_JOB, Point
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import ExposureSpec, FinetuneSpec, PretrainSpec, ReportSpec, SelectSpec
+from tasks.protocol.specs import FinetuneSpec, PretrainSpec, ReportSpec, SelectSpec
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release, plans_of
 from tasks.releases.provenance import model_at, models_by_updates

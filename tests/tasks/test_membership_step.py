@@ -27,7 +27,7 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
-from tasks.protocol.specs import MembershipSpec
+from tasks.protocol.measurements import MembershipSpec
 from tasks.releases.declarations import refuse_if_changed
 from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps import canaries_step as canaries

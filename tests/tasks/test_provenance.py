@@ -24,9 +24,9 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy import mechanisms
 from dp_core.privacy.ledger import Ledger
 from tasks.execution import contract
+from tasks.protocol.measurements import ExposureSpec
 from tasks.protocol.specs import (
     CanariesSpec,
-    ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
     RunContext,

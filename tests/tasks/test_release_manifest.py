@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.protocol import CHECKOUT
-from tasks.protocol.specs import STEP_CLASSES
+from tasks.protocol.step_classes import STEP_CLASSES
 from tasks.releases.manifest import BY_VALUE, code_digest, code_of, imports_of
 
 MODULES = tomllib.loads(Path(__file__).with_name("release_modules.toml").read_text())

@@ -31,30 +31,16 @@ CORPUS = StepResult(
 PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entities_test": "."}
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b'[["epochs", 1]]', "not a JSON object"),
-        (b'"epochs"', "not a JSON object"),
-        (b'{"epochs": 1,\n "seed" 3}', "line 2, column 9"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b" " * ((1 << 20) + 1), "cannot be read (more than 1 MiB)"),
-        ("pipe", "cannot be read (not a regular file)"),  # opening it would wait for its writer
-        ("device", "cannot be read (not a regular file)"),  # it never ends
-        (b'{"layers": 2, "epochs": 1, "layers": 4}', "layers: the key occurs twice"),
-        (b'{"layers": true}', "layers: true is not a number or text"),
-        (b'{"epochs": false}', "epochs: false is not a number or text"),
-        (b'{"device": true}', "device: true is not a number or text"),
-    ],
-)
+@pytest.mark.cases
 def test_invalid_or_ambiguous_settings_file_is_refused(confide, tmp_path, content, reason):
     file = tmp_path / "settings.json"
-    if isinstance(content, bytes):
-        file.write_bytes(content)
-    elif content == "pipe":
+    if content == "pipe":
         os.mkfifo(file)
-    else:
+    elif content == "device":
         file = Path("/dev/zero")
+    else:
+        text = " " * ((1 << 20) + 1) if content == "too large" else content
+        file.write_bytes(text.encode("latin-1"))
     assert reason in confide.refused("run", "--settings", file)
 
 
@@ -89,7 +75,8 @@ def test_every_preset_is_valid_with_the_paper_values(preset):
     if "tiny" in preset:
         assert settings.made_up and settings.device == "cpu"
     elif paper in PAPERS:
-        assert {name: getattr(settings, name) for name in PAPERS[paper]} == PAPERS[paper]
+        printed = PAPERS[paper] | PAPERS.get(preset, {})
+        assert {name: getattr(settings, name) for name in printed} == printed
         assert settings.private_format != "synthetic"
         # Such a preset cannot run on made-up notes by mistake.
         assert paper == "kerrigan2020" or not settings.made_up
@@ -123,17 +110,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-@pytest.mark.parametrize(
-    ("field", "launcher", "more"),
-    [
-        ("private_path", "process", {"private_format": "text", "private_dataset": "notes"}),
-        ("public_path", "process", {"public_format": "text"}),
-        ("entities_train", "process", {"entities_format": "i2b2", "entities_test": "."}),
-        ("entities_test", "process", {"entities_format": "i2b2", "entities_train": "."}),
-        ("public_model", "docker", {}),  # `run` starts steps on this machine in every case
-        ("public_model", "kubernetes", {}),
-    ],
-)
+@pytest.mark.cases
 def test_missing_path_is_refused_before_the_run_starts(
     confide, monkeypatch, steps, tmp_path, field, launcher, more
 ):

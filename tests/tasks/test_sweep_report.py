@@ -24,7 +24,7 @@ from tasks.protocol.job import job_steps, point_and_task, point_steps
 from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.specs import FinetuneSpec, PretrainSpec, RunContext, StepSpec
 from tasks.protocol.sweep import SweepSettings
-from tasks.report.job_results import DOCUMENTS_FILE
+from tasks.report.job_results import DOCUMENTS_FILE, OCCURRENCES_FILE
 from tasks.results import FINDINGS, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.steps.report_step import EDITIONS
@@ -97,7 +97,9 @@ def _done(
     result = StepResult(
         step=spec.step,
         spec_hash=spec.digest(),
-        outputs={FINDINGS[exposure_label]: ""},
+        outputs=dict.fromkeys(
+            [FINDINGS[exposure_label], *(name.removesuffix(".json") for name in files)], ""
+        ),
         metrics=[MetricRecord(name=score, value=f1, label=label)]
         if metrics is None
         else list(metrics),
@@ -243,6 +245,12 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(tracked):
             tracked, "finetuning", steps["finetuning"], 0.71828, documents=counts, **options,
             files={DOCUMENTS_FILE: counts} if red else {},
         )  # fmt: skip
+        # baselines with another vocabulary have other canaries; no model has group 9
+        held = {"means": {f"HS at {rate}": 60.75 if point.baseline else 31.25 for rate in (0.5, 9)}}
+        _done(
+            tracked, "private_store", steps["private_store"], releases=[],
+            files={OCCURRENCES_FILE: held},
+        )  # fmt: skip
 
     done, folder, rows = reported(tracked, settings)
     assert f"{red_name} · epochs=1" in report.points
@@ -270,6 +278,9 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(tracked):
         assert red_row[column].get("withheld") or red_row[column]["text"] == "–", column
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
     assert shown.count("0.71828") == 2 and kept.count("0.71828") == 3
+    counted = [row for row in json.loads(kept)["training"]["rows"] if "canary" in row[0]["text"]]
+    assert [(row[0]["detail"], row[1]["value"]) for row in counted] == [("30 are expected", 31.25)]
+    assert "31.25" not in shown and "60.75" not in kept
     lines = [(folder / name / "sweep-exposure.svg").exists() for name in EDITIONS]
     # nonprivate lines are for the operator, and a figure needs two lines
     assert lines == [False, True]

@@ -25,7 +25,8 @@ from tasks.protocol.job import budget_of_run, job_steps, point_steps
 from tasks.protocol.least_privilege import Need
 from tasks.protocol.messages import StepResult
 from tasks.protocol.settings import MADE_UP, JobSettings
-from tasks.protocol.specs import RunContext, VocabularySpec, spec_from_json
+from tasks.protocol.specs import RunContext, VocabularySpec
+from tasks.protocol.step_classes import spec_from_json
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release
 from tasks.releases.declarations import declare_public
@@ -119,18 +120,7 @@ def test_public_vocabulary_needs_no_ledger_seed_or_private_text(untracked):
     assert "No private text was used to make it." in statement.words
 
 
-@pytest.mark.parametrize(
-    ("source", "given", "reason"),
-    [
-        ("public", {"corpus_uri": "file:///s/corpus/x", "public_corpus_uri": "p"}, "corpus_uri"),
-        ("public", {}, "public_corpus_uri"),
-        ("public+private", {"corpus_uri": "c"}, "public_corpus_uri"),
-        ("private", {"corpus_uri": "c", "public_corpus_uri": "p"}, "public_corpus_uri"),
-        ("checkpoint", {"corpus_uri": "c", "checkpoint_uri": "k"}, "corpus_uri"),
-        ("checkpoint+private", {"corpus_uri": "c"}, "checkpoint_uri"),
-        ("nonprivate", {}, "corpus_uri"),
-    ],
-)
+@pytest.mark.cases
 def test_vocabulary_spec_must_name_exactly_the_inputs_of_its_source(source, given, reason):
     body = {
         "made_up": False, "dataset": "notes", "seed": 1, "step": "vocabulary",
@@ -294,20 +284,7 @@ def test_changed_segmentation_is_charged_as_a_new_release(untracked, bert):
     assert any(not word.islower() for word in new if word.isalpha())
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"sequence_length": 17}, "17 tokens .* 16 positions. Set it to 16 or less"),
-        ({"layers": 2}, "layers is 1 in the folder, but 2 in the settings"),
-        ({"model_kind": "gpt2", "vocabulary_size": 400}, "model_kind is bert in the folder"),
-        (
-            {"private_start": "fresh", "audit_canaries": 0},
-            "private_start: .* Set layers and hidden",
-        ),
-        ({"public_steps": 0}, "no head .* Set public_steps"),
-        ({}, ""),
-    ],
-)
+@pytest.mark.cases
 def test_unsuitable_checkpoint_is_refused_before_anything_is_charged(
     untracked, bert, changes, reason
 ):

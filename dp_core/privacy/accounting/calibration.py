@@ -1,7 +1,5 @@
 """Calibrates the noise, the updates or the noise bands of a training run to a target ε."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import functools

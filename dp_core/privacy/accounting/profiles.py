@@ -5,8 +5,6 @@ without it; "without" is H_ε(Q‖P). Negative ε follow, because H_{−ε}(P‖
 e^{−ε} H_ε(Q‖P). For symmetric relations the two are equal.
 """
 
-from __future__ import annotations
-
 import abc
 import functools
 import math

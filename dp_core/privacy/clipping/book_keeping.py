@@ -14,8 +14,6 @@ A clip factor multiplies a unit's gradient; both styles keep ‖factor · gradie
 Both fall as the norm grows, so an upper bound in the norm's place keeps the guarantee.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn

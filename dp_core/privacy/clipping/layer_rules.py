@@ -4,8 +4,6 @@ U units, T tokens of a unit: the rows of a unit are one long sequence, so that a
 gradient, one norm and one clip factor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

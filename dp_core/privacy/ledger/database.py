@@ -4,8 +4,6 @@ A database that is unreachable or full may answer later, and a retry is safe. A 
 be restored from a backup, because the spent budget cannot be computed without its entries.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -6,8 +6,6 @@ file is another one. The key belongs to the deployment and is not in the ledger,
 ledger cannot confirm a guessed text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from sqlalchemy import ForeignKey, Select, select

@@ -24,8 +24,6 @@ divergence of order α is at most ρ in both directions unless the coin comes up
 (ε, δ)-DP mechanism has such a coin).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -46,6 +46,7 @@ def test_checkpoint_settings_are_not_part_of_a_runs_identity():
         "weight_decay": 0.5,
         "whole_words": True,
         "micro_rows": 3,
+        "device_memory": 8.0,
         "precision": "bfloat16",
         "dropout": 0.1,
         "adam_epsilon": 1e-6,
@@ -54,13 +55,17 @@ def test_checkpoint_settings_are_not_part_of_a_runs_identity():
 
 
 def test_younger_settings_at_their_default_change_no_hash():
-    assert not {"dropout", "adam_epsilon"} & training().model_dump().keys()
+    assert not {"dropout", "adam_epsilon", "device_memory"} & training().model_dump().keys()
     assert training(dropout=0.1).model_dump()["dropout"] == 0.1
     assert training(**training().model_dump()) == training()
 
 
 @pytest.mark.cases
-def test_rows_at_a_time_follow_from_the_shape(kind, layers, hidden, length, words, rows):
+def test_rows_at_a_time_follow_from_shape_and_memory(
+    kind, layers, hidden, length, words, memory, rows
+):
     shape = {"kind": kind, "layers": layers, "hidden": hidden}
-    assert rows_at_once(**shape, sequence_length=length, vocabulary_size=words) == rows
-    assert rows == 1 or rows * layers * hidden * length * 44 * 4 <= 8e9
+    sizes = {"sequence_length": length, "vocabulary_size": words, "device_memory": memory}
+    assert rows_at_once(**shape, **sizes) == rows
+    numbers = rows * layers * hidden * length * 44 + 5 * hidden * (words + 12 * layers * hidden)
+    assert rows == 1 or 4 * numbers <= memory * 1e9

@@ -77,19 +77,7 @@ def test_older_names_and_missing_heads_are_read(folder):
             assert same != name.startswith("mlm/"), name
 
 
-@pytest.mark.parametrize(
-    ("shapes", "architecture"),
-    [
-        ({"tagger/kernel": (8, 2), "tagger/bias": (2,)}, "BertForTokenClassification"),
-        (
-            {
-                "pooler/kernel": (8, 8), "pooler/bias": (8,),
-                "classifier/kernel": (8, 2), "classifier/bias": (2,),
-            },
-            "BertForSequenceClassification",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_classifier_and_its_labels_are_read_without_mlm_head(tmp_path, shapes, architecture):
     model = fresh(CONFIG, 0)
     encoder = {n: a for n, a in model.parameters.items() if not n.startswith("mlm/")}

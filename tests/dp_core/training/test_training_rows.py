@@ -282,7 +282,7 @@ def test_training_reads_as_many_rows_at_a_time_as_its_shape_allows(
     monkeypatch.setattr(loop, "rows_at_once", lambda **shape: asked.append(shape) or 5)
     monkeypatch.setattr(PrivateUpdates, "rows", lambda _, rows, *__: asked.append(rows) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        train(plan_of(), config=TrainingConfig(learning_rate=0.01))
-    length, words = config.max_positions, config.vocab_size
-    shape = {"kind": "bert", "layers": 1, "hidden": 16}
-    assert asked == [shape | {"sequence_length": length, "vocabulary_size": words}, 5]
+        train(plan_of(), config=TrainingConfig(learning_rate=0.01, device_memory=3.0))
+    sizes = {"sequence_length": config.max_positions, "vocabulary_size": config.vocab_size}
+    shape = {"kind": "bert", "layers": 1, "hidden": 16, "device_memory": 3.0}
+    assert asked == [shape | sizes, 5]

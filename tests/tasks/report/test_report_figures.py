@@ -203,6 +203,15 @@ def test_sweep_figure_of_a_star_of_points_goes_through_its_centre():
     assert sweep_figures._middle(grid) == grid[0]
 
 
+def test_noise_that_is_scaled_with_the_batch_size_makes_one_line_over_batch_sizes():
+    point, settings = sweep_report().models[0], ((0.5, 64), (1.0, 256), (2.0, 1024))
+    points = [replace(point, noise_multiplier=s, batch_size=b) for s, b in settings]
+    drawings = [sweep_figures.sweep_figure(points, scaled=scaled) for scaled in (False, True)]
+    assert ["σ = 1·√(B / 256)" in _texts(drawing) for drawing in drawings] == [False, True]
+    pale = [len(re.findall(r"opacity: 0\.22", drawing.svg)) for drawing in drawings]
+    assert 0 < pale[1] < 0.6 * pale[0]  # one of two panels has pale lines
+
+
 def test_baselines_of_one_kind_have_different_dashes():
     points = causal_sweep_report().models
     (level,) = (point for point in points if point.baseline == "public-training")
