@@ -244,15 +244,24 @@ def tables(results: Mapping[str, Any]) -> dict[str, str]:
     return {"private labels": "\n".join(lines)}
 
 
-def advice(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the shares that `confide advise` shows: one entry for each data set."""
-    entries: dict[str, dict[str, Any]] = {}
-    for labels, _, share in kept_shares(results):
+def advice(results: Mapping[str, Any]) -> str:
+    """Return the sentence of `confide advise`: the share of F1 kept by the labels of each set."""
+    kept: dict[str, list[str]] = {}
+    seeds, drawn = set(), set()
+    for labels, f1, share in kept_shares(results):
         if share is not None and labels.epsilon is not None:
-            units = next(iter(results[labels.name]["seeds"].values()))["sentences"]
-            entry = entries.setdefault(labels.data, {"data": labels.data, "sentences": units})
-            entry.setdefault("kept", {})[f"{labels.epsilon:g}"] = round(share, 2)
-    return list(entries.values())
+            cell = results[labels.name]
+            units = next(iter(cell["seeds"].values()))["sentences"]
+            data = f"{labels.data}, {units:,} sentences"
+            kept.setdefault(data, []).append(f"{share:.0%} at ε = {labels.epsilon:g}")
+            seeds.add(f1.seeds)
+            drawn.add(labels.batch if cell["recipe"]["whole"] else labels.drawn)
+    shares = "; ".join(f"{', '.join(shares)} ({data})" for data, shares in kept.items())
+    return (
+        f"Of the F1 without privacy, private labels kept {shares}. Seeds: {min(seeds)}. At least "
+        f"{min(drawn)} of each batch's {PRIVATE.batch:,} sentences were drawn, with the noise of "
+        "all."
+    )
 
 
 def main() -> None:
@@ -268,7 +277,7 @@ def main() -> None:
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"delta": DELTA, "labels": {}}
     if options.table:
         PAGE.write_text(filled(PAGE.read_text(), tables(kept["labels"])))
-        ADVICE.write_text(json.dumps(advice(kept["labels"]), indent=1) + "\n")
+        ADVICE.write_text(advice(kept["labels"]) + "\n")
         return
     if "CONFIDE_DATA" not in os.environ:
         print("skipped: CONFIDE_DATA does not name a folder of data sets")

@@ -94,13 +94,20 @@ class RunPlan:
         return "budget" if params.get(PLAN_ONLY) else "report" if last else "start_page"
 
     def texts(self) -> list[NamedSteps]:
-        """Check the settings and return the texts to read: none if the run only plans."""
+        """Check the settings and return the texts and checkpoints to read.
+
+        A run that only plans reads none.
+        """
         params = get_current_context()["params"]
         self.page(params)
         settings_to_start(self.kind, params)
-        steps = {} if params.get(PLAN_ONLY) else self.of_point(params, None)
+        if params.get(PLAN_ONLY):
+            return []
+        steps, points = self.of_point(params, None), self.settings(params).points()
+        compared = unique(point.front for point in points if point.checkpoint)
         return [
-            NamedSteps(name=title(name), steps=[(name, None)]) for name in READ if name in steps
+            *(_named([title(name)], [(name, None)]) for name in READ if name in steps),
+            *(_named([point.name], [("checkpoint", point)]) for point in compared),
         ]
 
     def starts(self) -> list[NamedSteps]:
@@ -118,7 +125,7 @@ class RunPlan:
         starts = [_named([point.name for _, point in of_job if point], of_job)]
         for point in unique(point.front for point in points if point.has_separate_front):
             steps = point_steps(settings, point)
-            names = [name for name in steps if name not in POINT_STEPS]
+            names = [name for name in steps if name not in (*READ, *POINT_STEPS)]
             separate = [(name, point) for name in names if steps[name].output not in shared]
             starts.append(_named([point.name], separate))
         return starts

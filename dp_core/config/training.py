@@ -57,10 +57,10 @@ class ArchitectureConfig(Config, section=ESSENTIALS):
         "500,250,50", "Dense layers", section=MORE_TRAINING, pattern=WHOLE_NUMBERS
     )
 
-    def refuse_other(self, *, kind: str, layers: int, hidden: int) -> None:
+    def refuse_other(self, *, kind: str, layers: int, hidden: int, where: str) -> None:
         """Refuse a public model of another shape than the settings state.
 
-        Masked models of all kinds may replace each other.
+        Masked models of all kinds may replace each other. `where` names the folder.
 
         Raises:
             BadInput: the kind, the layers or the hidden size differs.
@@ -72,7 +72,7 @@ class ArchitectureConfig(Config, section=ESSENTIALS):
             if stated[name] not in (0, value):
                 raise BadInput(
                     f"{name} is {value} in the folder, but {stated[name]} in the settings",
-                    where="public_model",
+                    where=where,
                     fix=f"Set {name} to {value}, or give another folder.",
                 )
 
@@ -160,7 +160,7 @@ class AdapterConfig(Config, section=MORE_TRAINING):
         trained_parameters: Parameters that training with DP changes. lora: low-rank adapters.
             biases-and-norms: only vectors (BitFit). no-embeddings: not the tables of words and
             positions. top-layer: the last block and the layers after it. A fresh classifier is
-            always trained.
+            always trained. Empty: all; lora in private fine-tuning of public_model.
         lora_rank: Width of the adapters.
         lora_alpha: An adapter's output is multiplied by α / rank.
         lora_targets: Matrices with adapters: attention, MLP, or both.
@@ -309,6 +309,7 @@ class TaggingConfig(HeadConfig, section=MORE_TRAINING):
         window_overlap: Share of a row that the next row of a long text repeats; each word is tagged
             once.
         crf: Learn and decode the tags of a row jointly, by a linear-chain conditional random field.
+            Empty: only if public_model has private labels, for all models.
     """
 
     tagging_context: Literal["sentence", "document"] = setting("sentence", "Tagging: context")

@@ -357,14 +357,9 @@ class GainCurve:
     def _fit(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
         """Return (middle, slope), their covariance, and the variance of one training."""
         x, y = np.log(self.figures), np.array(self.shares)
-        slopes = (1e-3, 20.0)
-        values, covariance = curve_fit(
-            _logistic,
-            x,
-            y,
-            p0=(float(np.median(x)), 1.0),
-            bounds=((x.min() - 20, slopes[0]), (x.max() + 20, slopes[1])),
-        )
+        lowest, highest = (x.min() - 20, 1e-3), (x.max() + 20, 20.0)
+        start = (float(np.median(x)), 1.0)
+        values, covariance = curve_fit(_logistic, x, y, p0=start, bounds=(lowest, highest))
         variance = float(np.sum((y - _logistic(x, *values)) ** 2) / (len(x) - 2))
         return values, covariance, variance
 

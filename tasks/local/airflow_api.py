@@ -128,16 +128,14 @@ class AirflowApi:
         self, method: str, path: str, body: dict[str, Any] | None = None, *, login: bool = True
     ) -> dict[str, Any]:
         if login and not self._token:
-            self._token = self._call("POST", "/auth/token", self._login, login=False)[
-                "access_token"
-            ]
-        request = urllib.request.Request(  # noqa: S310 - http on loopback
-            self._url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"}
-            | ({"Authorization": f"Bearer {self._token}"} if login else {}),
-        )
+            granted = self._call("POST", "/auth/token", self._login, login=False)
+            self._token = granted["access_token"]
+        headers = {"Content-Type": "application/json"}
+        if login:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = None if body is None else json.dumps(body).encode()
+        url = self._url + path  # http on loopback
+        request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310
         try:
             with _OPENER.open(request, timeout=_TIMEOUT) as answer:
                 return dict(json.loads(answer.read() or b"{}"))

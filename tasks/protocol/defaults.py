@@ -7,8 +7,10 @@ is read from the data or from the ledger.
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from decimal import ROUND_DOWN, Context
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,6 +39,8 @@ _WITHOUT_TARGET = {  # the demo's privacy
     "phrases_epsilon": 0.0,
     "phrases_delta": 1e-6,
 }
+_FINE_TUNING = tomllib.loads(Path(__file__).with_name("fine_tuning.toml").read_text("utf-8"))
+FINE_TUNING: dict[str, Any] = _FINE_TUNING["usual"]
 
 
 class AdaptiveDefaults(BaseModel):
@@ -50,6 +54,9 @@ class AdaptiveDefaults(BaseModel):
 
     private_format: str = "synthetic"
     entities_format: str | None = None
+    finetune_privacy: str = "none"
+    public_model: str = ""
+    head: str = "entities"
     all_public: bool = False
     declared_units: int = 6000
     vocabulary_source: str = "public+private"
@@ -112,6 +119,16 @@ class AdaptiveDefaults(BaseModel):
             **self._deltas(delta, phrases),
         }
 
+    @property
+    def of_labels(self) -> dict[str, Any]:
+        """Settings of fine-tuning; private labels of a public model have the measured recipe.
+
+        Its settings of the DP models alone stay empty, and `private_labels` supplies them.
+        """
+        if self.finetune_privacy == "dp" and self.public_model and self.private_start == "public":
+            return {**_FINE_TUNING["recipe"], "crf": self.head == "entities"}
+        return FINE_TUNING
+
     def _deltas(self, total: float, phrases: float) -> dict[str, float]:
         """Return the δ of the charged parts that are left empty: shares of the rest of the total.
 
@@ -128,6 +145,15 @@ class AdaptiveDefaults(BaseModel):
         weights = sum(_DELTA_WEIGHTS[name] for name in empty)
         shares = {name: left * _DELTA_WEIGHTS[name] / weights for name in empty}
         return {n: min(share, rounded_down(share)) for n, share in shares.items() if share > 0}
+
+
+def private_labels(declared_units: int, batch_size: int | None) -> dict[str, Any]:
+    """Return the recipe's settings of fine-tuning with DP, for an empty or a given batch size."""
+    recipe = dict(_FINE_TUNING["recipe_of_dp"])
+    updates, most = recipe.pop("updates"), recipe.pop("batch_size")
+    batch = batch_size or min(most, declared_units // 4)
+    epochs = math.ceil(updates * batch / declared_units)
+    return recipe | {"finetune_batch_size": batch, "finetune_epochs": epochs}
 
 
 def default_delta(declared_units: int) -> float:
@@ -172,4 +198,4 @@ def with_defaults(given: Mapping[str, Any], *, audited: bool) -> dict[str, Any]:
         known = AdaptiveDefaults.model_validate({**given, "audited": audited})
     except ValidationError:  # the validation of all settings names the wrong value
         return dict(given)
-    return known.of_data | known.of_privacy | dict(given)
+    return known.of_data | known.of_privacy | known.of_labels | dict(given)

@@ -256,7 +256,7 @@ def pretraining(
             "store_uri": front["private_store"].output,
             "init_uri": "" if s.private_start == "fresh" else start.output,
             "plan": plan if private else None,
-            "training": s.part(TrainingConfig)
+            "training": s.part(TrainingConfig, trained_parameters=s.trained_parameters or "all")
             if private
             else _ordinary(s, learning_rate=s.nonprivate_learning_rate),
             "batches": s.part(BatchConfig)
@@ -287,8 +287,11 @@ def finetuning(
     entities = front["entities"]
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
     private = s.finetune_privacy == "dp" and model.charges
-    plan = (
-        ChargedPrivacyConfig(
+    s = s.for_fine_tuning(private=private)
+    plan, optimizer = None, {"beta2": 0.999}
+    names = [*FINETUNED_ALIKE]
+    if private:
+        plan = ChargedPrivacyConfig(
             dataset=entities.dataset,
             unit=s.entities_unit,
             declared_units=s.entities_declared_units,
@@ -296,22 +299,11 @@ def finetuning(
             clip_norm=s.finetune_clip_norm,
             delta=s.finetune_delta,
         )
-        if private
-        else None
-    )
-    in_common = {name: getattr(s, name) for name in FINETUNED_ALIKE}
-    training = TrainingConfig(
-        **s.part(AdapterConfig).model_dump(),
-        learning_rate=s.finetune_learning_rate,
-        noise_floor=s.noise_floor,
-        time_box_minutes=s.time_box_minutes,
-        **in_common,
-    )
-    if not private:
-        # Not time-boxed: a stop would reveal the number of updates, and so of sentences.
-        training = TrainingConfig(
-            learning_rate=s.finetune_learning_rate, beta2=0.999, **WITHOUT_NOISE, **in_common
-        )
+        # Only with DP a stop by the time box does not reveal the number of sentences.
+        names += [*AdapterConfig.model_fields, "noise_floor", "time_box_minutes"]
+        optimizer = {}
+    kept = {name: getattr(s, name) for name in names}
+    training = TrainingConfig(learning_rate=s.finetune_learning_rate, **optimizer, **kept)
     return FinetuneSpec(
         made_up=model.made_up,
         **s.part(RunConfig).model_dump(),
@@ -380,7 +372,8 @@ def job_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[s
     budget = _budget_of(settings, steps)
     planned: dict[str, StepSpec] = {"budget": budget}
     for name, spec in steps.items():
-        if name == "vocabulary":  # after the corpora and labels that `reserve` checks
+        if name == "vocabulary":  # after the corpora, labels and checkpoints that `reserve` checks
+            planned |= {n: s for n, s in steps.items() if isinstance(s, CheckpointSpec)}
             planned["reserve"] = _reserve_of(settings, steps, budget.charged)
         planned[name] = spec
     return planned | {"report": report_of(settings, planned, points, promotion)}
@@ -528,6 +521,11 @@ def _reserve_of(
         entities_uri=entities.output if entities else "",
         learned=learned,
         checkpoint_uri=steps["checkpoint"].output if "checkpoint" in steps else "",
+        compared={
+            f"sweep_checkpoints: {spec.public_model}": spec.output
+            for name, spec in steps.items()
+            if isinstance(spec, CheckpointSpec) and name != "checkpoint"
+        },
         shape=settings.part(ArchitectureConfig),
         row_tokens=settings.sequence_length,
         public_updates=settings.public_steps,

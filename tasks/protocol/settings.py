@@ -67,9 +67,11 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from tasks.protocol.defaults import (
+    FINE_TUNING,
     LEAST_AUDITED_UNITS,
     MOST_AUDIT_CANARIES,
     could_contradict,
+    private_labels,
     with_defaults,
 )
 from tasks.protocol.points import Mode, Point
@@ -198,7 +200,7 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
             for name in fields
             if (name in _OF_LABELS or name.startswith(("entities_", "finetune_")))
             and name != "entities_format"
-            and getattr(self, name) != fields[name].default
+            and getattr(self, name) not in (fields[name].default, FINE_TUNING.get(name))
         ]
         if changed and self.entities_format == "none":
             raise ValueError(
@@ -256,15 +258,20 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
         class_names: Classes that are learned and scored, comma-separated; other texts are left out.
             Empty: all in the training part. Private fine-tuning needs them from public knowledge.
         finetune_noise_multiplier: Effective noise of one update of private fine-tuning, in units of
-            its clip norm.
-        finetune_clip_norm: Bound on one unit's gradient in private fine-tuning.
+            its clip norm. Empty: 1; with public_model 2.75.
+        finetune_clip_norm: Bound on one unit's gradient in private fine-tuning. Empty: 1; with
+            public_model 0.1.
         finetune_delta: δ of private fine-tuning; far below one divided by the number of units with
             labels.
-        finetune_rows_per_unit: Sentences, windows or texts of a drawn unit that one update reads;
-            clipped together.
-        finetune_epochs: Passes of fine-tuning over the labelled text.
+        finetune_rows_per_unit: Sentences, windows or texts of a drawn unit that one update reads,
+            drawn anew in each update and clipped together; always 1 with the unit example.
+        finetune_epochs: Passes of fine-tuning over the labelled text. Empty: 3; for private
+            fine-tuning of public_model, as many as 240 updates take.
         finetune_batch_size: Rows per update of fine-tuning; expected units where it is private.
-        finetune_learning_rate: Peak learning rate of fine-tuning.
+            Empty: 32; for private fine-tuning of public_model 1,024, at most a quarter of
+            entities_declared_units.
+        finetune_learning_rate: Peak learning rate of fine-tuning. Empty: 0.0005; for private
+            fine-tuning of public_model 0.004.
     """
 
     finetune_privacy: Literal["none", "dp"] = setting("none", "Private fine-tuning")
@@ -276,14 +283,16 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
         "", "Tagging: entity types", section=MORE_TRAINING, pattern=TYPES_OR_NONE
     )
     class_names: str = setting("", "Classes", section=MORE_TRAINING, pattern=CLASSES_OR_NONE)
-    finetune_noise_multiplier: NoiseMultiplier = setting(1.0, "Private fine-tuning: σ")
-    finetune_clip_norm: ClipNorm = setting(1.0, "Private fine-tuning: clip norm")
+    finetune_noise_multiplier: NoiseMultiplier = setting(None, "Private fine-tuning: σ")
+    finetune_clip_norm: ClipNorm = setting(None, "Private fine-tuning: clip norm")
     finetune_delta: Delta = setting(1e-6, "Private fine-tuning: δ")
     finetune_rows_per_unit: int = setting(4, "Private fine-tuning: rows per unit", ge=1, le=256)
-    finetune_epochs: int = setting(3, "Fine-tuning: epochs", section=MORE_TRAINING, ge=1, le=1000)
-    finetune_batch_size: BatchSize = setting(32, "Fine-tuning: batch size", section=MORE_TRAINING)
+    finetune_epochs: int = setting(
+        None, "Fine-tuning: epochs", section=MORE_TRAINING, ge=1, le=1000
+    )
+    finetune_batch_size: BatchSize = setting(None, "Fine-tuning: batch size", section=MORE_TRAINING)
     finetune_learning_rate: LearningRate = setting(
-        5e-4, "Fine-tuning: learning rate", section=MORE_TRAINING
+        None, "Fine-tuning: learning rate", section=MORE_TRAINING
     )
 
     @property
@@ -318,7 +327,7 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
             )
         if self.entities_declared_units < LEAST_UNITS:
             raise ValueError(f"entities_declared_units: must be at least {LEAST_UNITS}")
-        if self.finetune_batch_size > self.entities_declared_units:
+        if (self.finetune_batch_size or 0) > self.entities_declared_units:
             raise ValueError("finetune_batch_size is above entities_declared_units")
         return self
 
@@ -441,6 +450,12 @@ class JobSettings(
                 f"{MOST_AUDIT_CANARIES} canaries could not contradict ε = {self.target_epsilon:g}"
             )
         return "its training has no audit canaries"
+
+    def for_fine_tuning(self, *, private: bool) -> Self:
+        """Return the settings, those left empty filled in for fine-tuning with DP or without."""
+        units, batch = self.entities_declared_units, self.finetune_batch_size
+        values = FINE_TUNING | (private_labels(units, batch) if private else {})
+        return self.model_copy(update={n: v for n, v in values.items() if getattr(self, n) is None})
 
     @property
     def fine_tunes(self) -> bool:

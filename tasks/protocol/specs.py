@@ -668,6 +668,8 @@ class ReserveSpec(ChargedStepsSpec):
     entities_uri: str = ""  # empty without fine-tuning
     learned: FinetuneSpec | None = None  # a fine-tuning on private labels without privacy, if any
     checkpoint_uri: str = ""  # empty without a public model
+    # The checkpoints that a sweep compares: setting and folder -> output.
+    compared: dict[str, str] = Field({}, exclude_if=lambda checkpoints: not checkpoints)
     shape: ArchitectureConfig = ArchitectureConfig()  # as the settings state it
     row_tokens: int = 0
     public_updates: int = 0

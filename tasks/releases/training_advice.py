@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -59,7 +58,7 @@ from tasks.releases.charge import calibrated_noise, planned_release, training_pl
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
-LABELS = Path(__file__).with_name("private_labels.json")  # written by benchmarks/real_model
+LABELS = Path(__file__).with_name("private_labels.txt")  # written by benchmarks/real_model
 _LIKELY = 8  # number of the best plans by the limit whose exact σ is computed
 # Search for the largest ε that the filter of a registered budget admits.
 _TRIALS = 4
@@ -297,16 +296,8 @@ class Advice:
     @property
     def private_labels(self) -> str:
         """The shares of F1 that private labels kept; empty unless a public model learns them."""
-        settings = self.settings
-        measured = json.loads(LABELS.read_text()) if settings.public_model else []
-        if settings.finetune_privacy == "none" or not measured:
-            return ""
-        sets = (
-            ", ".join(f"{share:.0%} at ε = {epsilon}" for epsilon, share in entry["kept"].items())
-            + f" ({entry['data']}, {entry['sentences']:,} sentences)"
-            for entry in measured
-        )
-        return f"Of the F1 without privacy, private labels kept {'; '.join(sets)}."
+        private = self.settings.finetune_privacy == "dp" and self.settings.public_model
+        return LABELS.read_text("utf-8").strip() if private else ""
 
     @property
     def verdict(self) -> str:

@@ -237,7 +237,7 @@ def _start(
         ids = load(inputs.vocabulary.folder).get_vocab()
         pieces = sorted(ids, key=ids.__getitem__)
         public_model = load_with_vocabulary(folder, pieces, spec.seed)
-        spec.shape.refuse_other(**shape_facts(public_model.config))
+        spec.shape.refuse_other(**shape_facts(public_model.config), where="public_model")
         return language_model(public_model)
     size: int = inputs.vocabulary.facts["vocabulary_size"]
     return fresh(config_of(spec.shape, size, store.sequence_length), spec.seed)

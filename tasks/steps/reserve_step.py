@@ -27,13 +27,12 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
     """Register all releases of the run, or none if they do not fit the budget (exit code 3).
 
     Raises:
-        BadInput: the trainings cannot start from the public model.
+        BadInput: a model cannot start from its checkpoint.
         BudgetExceeded: the run does not fit.
         PrivateTextRefusal: the corpus has more units than declared, or units without a name; or
             private labels cannot be learned.
     """
-    if spec.checkpoint_uri:
-        _refuse_checkpoint(spec, output_of(context, spec.checkpoint_uri, "checkpoint").facts)
+    _refuse_checkpoints(spec, context)
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
     if spec.entities_uri:
         entities = output_of(context, spec.entities_uri, "entities")
@@ -46,16 +45,28 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
     return StepOutput(outputs={}, facts={"releases": len(entries)})
 
 
-def _refuse_checkpoint(spec: ReserveSpec, facts: Mapping[str, Any]) -> None:
-    """Refuse a public model that the trainings of the run cannot start from."""
-    spec.shape.refuse_other(**facts["shape"])
-    if spec.row_tokens > (positions := facts["positions"]):
-        raise BadInput(
-            f"rows of {spec.row_tokens} tokens are longer than the public model's "
-            f"{positions} positions",
-            where="sequence_length",
-            fix=f"Set it to {positions} or less.",
-        )
+def _refuse_checkpoints(spec: ReserveSpec, context: StepContext) -> None:
+    """Refuse a public model, or a checkpoint of a sweep, that a model of the run cannot start from.
+
+    Only the public model is trained on private text.
+    """
+    start = {"public_model": spec.checkpoint_uri} if spec.checkpoint_uri else {}
+    for where, uri in (start | spec.compared).items():
+        facts = output_of(context, uri, "checkpoint").facts
+        spec.shape.refuse_other(**facts["shape"], where=where)
+        if spec.row_tokens > (positions := facts["positions"]):
+            raise BadInput(
+                f"rows of {spec.row_tokens} tokens are longer than the model ({where}), which has "
+                f"{positions} positions",
+                where="sequence_length",
+                fix=f"Set it to {positions} or less.",
+            )
+        if where in start:
+            _refuse_start(spec, facts)
+
+
+def _refuse_start(spec: ReserveSpec, facts: Mapping[str, Any]) -> None:
+    """Refuse a public model that the trainings on private text cannot start from."""
     if not (facts["head"] or spec.public_updates):
         raise BadInput(
             "the folder holds no head that predicts masked tokens, and private text would train a "

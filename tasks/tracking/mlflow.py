@@ -326,13 +326,9 @@ class Delivery:
                 yield OPERATOR, run
 
     def _with_key(self, experiment: str, key: str) -> list[Run]:
-        return list(
-            self._api.search_runs(
-                [experiment],
-                f"tags.`{KEY_TAG}` = '{key}'",
-                order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
-            )
-        )
+        has_key = f"tags.`{KEY_TAG}` = '{key}'"
+        order = ["attributes.start_time ASC", "attributes.run_id ASC"]
+        return list(self._api.search_runs([experiment], has_key, order_by=order))
 
     # --- events
 

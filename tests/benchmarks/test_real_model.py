@@ -5,6 +5,7 @@ import pytest
 from benchmarks import real_model
 from benchmarks.vocabulary_tables import filled
 from dp_core.privacy.accounting.accountants import epsilon_pld
+from tasks.protocol.defaults import private_labels
 
 KEPT = json.loads(real_model.RESULT.read_text())["labels"]
 
@@ -12,7 +13,16 @@ KEPT = json.loads(real_model.RESULT.read_text())["labels"]
 def test_page_and_advice_match_the_results_file():
     page = real_model.PAGE.read_text()
     assert filled(page, real_model.tables(KEPT)) == page
-    assert json.loads(real_model.ADVICE.read_text()) == real_model.advice(KEPT)
+    assert real_model.ADVICE.read_text() == real_model.advice(KEPT) + "\n"
+
+
+def test_default_of_private_labels_is_the_measured_recipe():
+    labels = real_model.PRIVATE
+    defaults = private_labels(4560, None)
+    training = {k.removeprefix("finetune_"): v for k, v in defaults.items()}
+    assert labels.training.items() - {"micro_rows": 8}.items() <= training.items()
+    assert labels.batch == training["batch_size"]
+    assert 0 <= training["epochs"] * 4560 / labels.batch - labels.updates < 4560 / labels.batch
 
 
 @pytest.mark.parametrize("name", [name for name in KEPT if real_model.NO_PRIVACY not in name])

@@ -194,6 +194,31 @@ def test_noise_reduction_settings_reach_private_trainings_only():
     assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)
 
 
+def test_private_labels_of_a_public_model_have_the_measured_recipe_by_default():
+    labels = LABELS | {"entities_unit": "example", "entities_dataset": "labels"}
+
+    def tuned(model="With DP", **settings: Any) -> tuple[Any, ...]:
+        spec = steps_of(**labels | settings)[f"{model} / finetuning"]
+        batch, training, plan = spec.batches.batch_size, spec.training, spec.plan
+        noise = (plan.noise_multiplier, plan.clip_norm, spec.updates) if plan else ()
+        return batch, training.learning_rate, training.trained_parameters, spec.crf, *noise
+
+    usual, started = (32, 5e-4, "all", False), {"public_model": "/bert"}
+    for other in ({}, {"private_start": "fresh", "audit_canaries": 0, **started}):
+        assert tuned(**other) == (*usual, 1.0, 1.0, 38)
+    assert tuned("Public text only", **started) == (32, 5e-4, "all", True)
+    for units, batch, updates in ((10, 2, 240), (401, 100, 241), (4560, 1024, 241)):
+        started["entities_declared_units"] = units
+        assert tuned(**started) == (batch, 4e-3, "lora", True, 2.75, 0.1, updates)
+        plan = charge.training_plan(steps_of(**labels | started)["With DP / finetuning"])
+        assert plan.examples_per_step == 1 and epsilon_pld(plan.event(), plan.delta) < 8
+    given = {"finetune_batch_size": 32, "finetune_epochs": 3, "finetune_learning_rate": 5e-4}
+    given |= {"trained_parameters": "all", "crf": False, "finetune_noise_multiplier": 1.0}
+    assert tuned(**started, **given, finetune_clip_norm=1.0) == (*usual, 1.0, 1.0, 428)
+    head = {"head": "pairs", "entities_format": "jsonl", "class_names": "a,b", "entity_types": ""}
+    assert tuned(**started, **head)[2:4] == ("lora", False)
+
+
 def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():
     spec = steps_of(examples_per_step=4)["With DP / pretraining"]
     assert charge.training_plan(spec).examples_per_step == 4

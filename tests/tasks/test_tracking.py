@@ -286,7 +286,7 @@ def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     tracked, tmp_path, made_up
 ):
     if made_up:  # a stack's administrator creates the experiments without MLflow's tags
-        MlflowClient(tracked.tracking).create_experiment(PUBLIC)
+        MlflowClient(tracked.tracking).create_experiment(PUBLIC, tmp_path.as_uri())
     tracker = Tracker(tracked, replace(OF_A_MODEL, hides_count=not made_up, made_up=made_up))
     tracker.begin()
     tracker.measure("epsilon", Public(1.5))

@@ -245,6 +245,11 @@ def test_checkpoint_baseline_is_evaluated_unchanged(untracked, bert):
     for name, weights in theirs.parameters.items():
         ordered = weights[positions] if weights.shape[0] == len(given) else weights
         np.testing.assert_array_equal(ours.parameters[name], ordered)
+    job.steps = job_steps(SweepSettings.model_validate(SMALL | changes | {"layers": 2}))
+    job.run(*itertools.takewhile(lambda task: task != "reserve", job.steps))
+    with pytest.raises(BadInput, match=r"sweep_checkpoints: .*: layers is 1 in the folder, but 2"):
+        job.run("reserve")
+    assert job.charges == []
 
 
 def test_changed_segmentation_is_charged_as_a_new_release(untracked, bert):

@@ -158,14 +158,13 @@ class ComposedPld:
 
     def _tilt_for(self, delta: float) -> float:
         """Return the θ that minimises the moment bound (K(θ) + g(θ) − ln δ)/θ on ε: order α − 1."""
-        found = minimize_scalar(
-            lambda x: (
-                (self._cumulant(math.exp(x)) + _gap(math.exp(x)) - math.log(delta)) / math.exp(x)
-            ),
-            bounds=(math.log(1e-6), math.log(1e7)),
-            method="bounded",
-            options={"xatol": _TILT_TOLERANCE},
-        )
+
+        def bound(x: float) -> float:
+            theta = math.exp(x)
+            return (self._cumulant(theta) + _gap(theta) - math.log(delta)) / theta
+
+        limits, options = (math.log(1e-6), math.log(1e7)), {"xatol": _TILT_TOLERANCE}
+        found = minimize_scalar(bound, bounds=limits, method="bounded", options=options)
         return math.exp(float(found.x))
 
     def _tilt_at(self, epsilon: float) -> float:
@@ -258,13 +257,11 @@ class _TiltedSum:
             return low
         if self.log_delta(high) > target:
             return high
-        root = brentq(
-            lambda e: max(self.log_delta(e), target - 1e3) - target,
-            low,
-            high,
-            xtol=tolerance * 1e-3,
-            rtol=tolerance,
-        )
+
+        def excess(epsilon: float) -> float:
+            return max(self.log_delta(epsilon), target - 1e3) - target
+
+        root = brentq(excess, low, high, xtol=tolerance * 1e-3, rtol=tolerance)
         return float(root) * (1 + tolerance)
 
 
