@@ -1,6 +1,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: release test-wheel help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-presets mutants check audit format picture docs bench bench-opacus bench-real lock clean
+.PHONY: release test-wheel help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-tpu test-ray test-presets mutants check audit format picture docs bench bench-opacus bench-real lock clean
 # Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -42,6 +42,10 @@ test-transformers: setup-dev ## model folders against real `transformers`, both 
 test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an environment of its own
 	@$(environments) ensure jax-privacy
 	$(task)/python -m pytest tests/dp_core/privacy/test_jax_privacy.py
+
+test-tpu: setup-dev ## a job on a mocked TPU, with TensorFlow for TPUs, in an environment of its own
+	@$(environments) ensure task-tpu
+	$(task)/python -m pytest tests/e2e/test_tpu_environment.py
 
 test-wheel: ## the built package in a new environment: commands, names, and a private model of twenty strings
 	@$(environments) ensure transformers

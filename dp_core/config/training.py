@@ -179,29 +179,6 @@ _FLOATS = 44  # activations of a block that a gradient keeps, for each token and
 _COPIES = 5  # of the parameters: weights, two moments, the sum of gradients and a part of it
 
 
-def rows_at_once(
-    *,
-    kind: str,
-    layers: int,
-    hidden: int,
-    sequence_length: int,
-    vocabulary_size: int,
-    device_memory: float,
-) -> int:
-    """Return the default of `micro_rows`, from settings alone, so that runs are repeatable.
-
-    A device holds five copies of about (vocabulary + 12 · layers · hidden) · hidden parameters. The
-    activations of a row are 44 numbers for each layer, token and hidden unit, and three (logit,
-    exponential and gradient) for each predicted token and token of the vocabulary. A feed-forward
-    model needs less.
-    """
-    predicted = sequence_length * (1.0 if is_causal(kind) else 0.15)
-    blocks = _FLOATS * layers * sequence_length * hidden
-    parameters = (vocabulary_size + 12 * layers * hidden) * hidden
-    left = device_memory * 1e9 / 4 - _COPIES * parameters
-    return max(1, min(MOST_ROWS, int(left / (blocks + 3 * predicted * vocabulary_size))))
-
-
 class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=MORE_TRAINING):
     """How a model is trained, except for its batches.
 
@@ -222,6 +199,22 @@ class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=M
     micro_rows: int = setting(0, "Rows at a time", ge=0, le=1 << 20)
     device_memory: float = later(14.0, "Device memory, GB", gt=0, le=10_000)
     dropout: float = later(0.0, "Dropout", ge=0, le=0.9)
+
+    def rows_at_once(
+        self, *, kind: str, layers: int, hidden: int, sequence_length: int, vocabulary_size: int
+    ) -> int:
+        """Return the rows of a micro-batch, from settings alone, so that runs are repeatable.
+
+        A device holds five copies of about (vocabulary + 12 · layers · hidden) · hidden parameters.
+        The activations of a row are 44 numbers for each layer, token and hidden unit, and three
+        (logit, exponential and gradient) for each predicted token and token of the vocabulary. A
+        feed-forward model needs less.
+        """
+        share = 1.0 if is_causal(kind) else 0.15  # of the tokens that are predicted
+        row = sequence_length * (_FLOATS * layers * hidden + 3 * share * vocabulary_size)
+        parameters = (vocabulary_size + 12 * layers * hidden) * hidden
+        left = self.device_memory * 1e9 / 4 - _COPIES * parameters
+        return self.micro_rows or max(1, min(MOST_ROWS, int(left / row)))
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights, for a run's manifest."""

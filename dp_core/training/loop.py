@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.config.training import TrainingConfig, rows_at_once
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.adapters import prepared, trained_names
@@ -333,11 +333,10 @@ def train(
         observe=observe,
     )
     count = 1 if hosts is None else hosts.hosts.count
-    micro_rows = config.micro_rows or rows_at_once(
+    micro_rows = config.rows_at_once(
         **shape_facts(start.config),
         sequence_length=store.sequence_length,
         vocabulary_size=start.config.vocab_size,
-        device_memory=config.device_memory,
     )
     rows = updates.rows(micro_rows, trainer.devices, count)
     batches = Batches(store, updates.sampler(store), rows, objective.examples)

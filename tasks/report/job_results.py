@@ -626,6 +626,11 @@ def sweep_report(
     first = next(iter(points.values()))
     releases, shared = released_by(spec, points), _shared_results(spec, context)
     models = tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points))
+    batches = (
+        fact
+        for name, model in _trainings(spec, points).items()
+        for fact in _realised_batch(model, f"Realised batch of {name}, units")
+    )
     header = header_of(spec, context, first, releases)
     nonprivate = (
         operator_only(results["pretraining"].result.releases) for results in points.values()
@@ -638,14 +643,7 @@ def sweep_report(
         labels=_label_counts(spec, points),
         is_sweep=True,
         models=models,
-        training=(
-            *(
-                fact
-                for name, model in _trainings(spec, points).items()
-                for fact in _realised_batch(model, f"Realised batch of {name}, units")
-            ),
-            *_occurrence_facts(shared, models),
-        ),
+        training=(*batches, *_occurrence_facts(shared, models)),
         notes=_notes(missing),
     )
 

@@ -200,6 +200,8 @@ def test_checkpoint_settings_change_no_hash():
     steps = job_steps(more)
     kept = steps["With DP / pretraining"]
     assert kept.training.model_dump().items() >= changes.items()
+    tuned = steps["With DP / finetuning"].training  # the time of a stop would reveal its sentences
+    assert (tuned.checkpoint_every, tuned.time_box_minutes) == (7, 0.0)
     for name, spec in steps.items():
         if name != "report":
             assert spec.digest() == STEPS[name].digest()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from child_processes import completed, program
 
-IN_TURN = ("test-transformers", "test-jax-privacy", "test-wheel")  # one each day
+IN_TURN = ("test-transformers", "test-jax-privacy", "test-tpu", "test-wheel")  # one each day
 SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
 

@@ -73,13 +73,15 @@ def test_unregistered_data_set_is_refused(deployment):
         charged(bench_of(deployment))
 
 
-@pytest.mark.parametrize(
-    "other", [{"dataset": "letters"}, {"unit": PrivacyUnit.DOCUMENT}, {"declared_units": 50}]
-)
+DOCUMENT = PrivacyUnit.DOCUMENT
+OF_DOCUMENTS = {"unit": DOCUMENT, "event": PoissonGaussian.single(0.01, 2.0, 100, unit=DOCUMENT)}
+
+
+@pytest.mark.parametrize("other", [{"dataset": "letters"}, OF_DOCUMENTS, {"declared_units": 50}])
 def test_charge_must_match_the_data_that_is_read(registered, other):
     ledger = Ledger.open(registered.ledger)
     ledger.register_dataset("letters", UNIT, 2.0, 1e-5)
-    with pytest.raises(BadInput, match=next(iter(other))):
+    with pytest.raises(BadInput, match=f"^{next(iter(other))} of the token_store step's output"):
         charged(bench_of(registered), **other)
     assert ledger.history("notes") == ledger.history("letters") == []
 

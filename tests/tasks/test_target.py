@@ -7,7 +7,6 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from release_examples import bench_of
 from scipy.special import expit
 
@@ -17,7 +16,6 @@ from tasks.protocol.defaults import AdaptiveDefaults, could_contradict, default_
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import PretrainSpec
-from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import plans_of, refuse_unfit_plans
 from tasks.releases.training_advice import RunReleases
 
@@ -93,26 +91,6 @@ def test_recorded_settings_of_a_target_give_the_same_run():
     assert PretrainSpec.model_validate_json(training.model_dump_json()) == training
     other = ward(declared_units=116, target_epsilon=7.9)
     assert job_steps(other)["With DP / pretraining"].output != training.output
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"noise_multiplier": 1.0}, "target_epsilon: noise_multiplier follows from it"),
-        ({"more_trainings": "epochs=2"}, "target_epsilon: is of one private training"),
-        ({"target_epsilon": None, "target_delta": 1e-6}, "target_delta: belongs to target_epsilon"),
-        ({"target_delta": 1e-6, "delta": 9e-7, "vocabulary_delta": 2e-7}, "sum to 1.1e-06, above"),
-        ({"target_epsilon": 0}, "greater than or equal to 0.01"),
-    ],
-)
-def test_settings_that_contradict_a_target_are_refused(changes, reason):
-    with pytest.raises(ValidationError, match=reason):
-        ward(**{"declared_units": 116, "target_epsilon": 8.0, **changes})
-
-
-def test_sweep_with_a_target_is_refused():
-    with pytest.raises(ValidationError, match="target_epsilon: a sweep varies σ"):
-        SweepSettings(target_epsilon=8.0)
 
 
 # --- defaults that follow from the data

@@ -130,19 +130,6 @@ def test_vocabulary_spec_must_name_exactly_the_inputs_of_its_source(source, give
         spec_from_json(json.dumps(body))
 
 
-def test_impossible_vocabulary_sources_are_refused():
-    for settings, reason in (
-        ({"vocabulary_source": "checkpoint"}, "public_model"),
-        (
-            {"vocabulary_source": "checkpoint+private", "public_model": "/x", "model_kind": "gpt2"},
-            "gpt2 checkpoint",
-        ),
-        ({"model_kind": "gpt2", "vocabulary_size": 260}, "261"),
-    ):
-        with pytest.raises(ValidationError, match=reason):
-            JobSettings.model_validate(SMALL | settings)
-
-
 # --- private words are released only if public text lacks them
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dp_core.config.training import BatchConfig, TrainingConfig, rows_at_once
+from dp_core.config.training import BatchConfig, TrainingConfig
 
 
 def training(**settings: Any) -> TrainingConfig:
@@ -65,7 +65,8 @@ def test_rows_at_a_time_follow_from_shape_and_memory(
     kind, layers, hidden, length, words, memory, rows
 ):
     shape = {"kind": kind, "layers": layers, "hidden": hidden}
-    sizes = {"sequence_length": length, "vocabulary_size": words, "device_memory": memory}
-    assert rows_at_once(**shape, **sizes) == rows
+    sizes = shape | {"sequence_length": length, "vocabulary_size": words}
+    assert training(device_memory=memory).rows_at_once(**sizes) == rows
+    assert training(device_memory=memory, micro_rows=70).rows_at_once(**sizes) == 70
     numbers = rows * layers * hidden * length * 44 + 5 * hidden * (words + 12 * layers * hidden)
     assert rows == 1 or 4 * numbers <= memory * 1e9

@@ -16,7 +16,6 @@ from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import batches as batches_module
-from dp_core.training import loop
 from dp_core.training.batches import (
     Batches,
     ShuffledRows,
@@ -279,10 +278,10 @@ def test_training_reads_as_many_rows_at_a_time_as_its_shape_allows(
     train, plan_of, config, monkeypatch
 ):
     asked = []
-    monkeypatch.setattr(loop, "rows_at_once", lambda **shape: asked.append(shape) or 5)
+    rows_at_once = lambda _, **shape: asked.append(shape) or 5  # noqa: E731
+    monkeypatch.setattr(TrainingConfig, "rows_at_once", rows_at_once)
     monkeypatch.setattr(PrivateUpdates, "rows", lambda _, rows, *__: asked.append(rows) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        train(plan_of(), config=TrainingConfig(learning_rate=0.01, device_memory=3.0))
+        train(plan_of(), config=TrainingConfig(learning_rate=0.01))
     sizes = {"sequence_length": config.max_positions, "vocabulary_size": config.vocab_size}
-    shape = {"kind": "bert", "layers": 1, "hidden": 16, "device_memory": 3.0}
-    assert asked == [shape | sizes, 5]
+    assert asked == [{"kind": "bert", "layers": 1, "hidden": 16} | sizes, 5]

@@ -15,19 +15,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("private", "control", "tone", "words"),
-    [
-        ("none", "clear", "good", "the non-private one does|ε = 6.61|each patient"),
-        ("none", None, "open", "open whether these canaries can be learned"),
-        ("none", "none", "open", "too rare for a conclusion"),
-        ("clear", "none", "bad", "The private model remembers canaries"),
-        ("clear", "clear", "bad", "The private model remembers canaries"),
-        ("vague", "clear", "open", "The private model may remember some canaries"),
-        ("not measured", None, "open", "Memory was not measured"),
-        (None, "none", "open", "Memory was not measured"),
-    ],
-)
+@pytest.mark.cases
 def test_verdict_is_good_only_without_memory_of_canaries_that_the_control_remembers(
     private, control, tone, words
 ):
@@ -35,7 +23,7 @@ def test_verdict_is_good_only_without_memory_of_canaries_that_the_control_rememb
     models = tuple(
         replace(model, exposures=ROWS[of_kind])
         for model in job_report().models
-        if (of_kind := memory.get(model.kind)) is not None
+        if (of_kind := memory.get(model.kind)) in ROWS
     )
     report = job_report(models=models)
     result = first_screen(report)
