@@ -17,6 +17,10 @@ from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
 from small_job import folder_of, result_of
 
+from dp_core.data.tokens import SPECIAL_TOKENS
+from dp_core.models.config import BertConfig
+from dp_core.models.hugging_face import save
+from dp_core.models.parameters import fresh
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
@@ -28,6 +32,7 @@ from tasks.protocol.job import job_steps, names_of, point_and_task
 from tasks.protocol.messages import StepResult
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import RunContext, StepSpec
+from tasks.releases.declarations import declare_public
 from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
 
@@ -100,6 +105,10 @@ def _write_sources(folder: Path) -> None:
         text = "".join(sentence.format(word) for word in words)
         text += f"Odd B-{TYPE}\nfinding O\n\n"
         (folder / f"{part}.tsv").write_text(text.replace(" ", "\t"))
+    config = BertConfig.of_size(vocab_size=9, hidden=64, layers=1, max_positions=32)
+    save(fresh(config, 3), folder / "bert")
+    tokens = (*SPECIAL_TOKENS, "the", "patient", "fever", "a")
+    (folder / "bert" / "vocab.txt").write_text("\n".join(tokens))
 
 
 def _settings(folder: Path) -> JobSettings:
@@ -108,11 +117,11 @@ def _settings(folder: Path) -> JobSettings:
         entities_format="columns", entities_train=str(folder / "train.tsv"),
         entities_test=str(folder / "test.tsv"), synthetic_patients=50,
         entities_dataset="labels", entities_unit="example", finetune_privacy="dp",
-        entities_declared_units=40, entity_types="problem", finetune_batch_size=20,
+        entities_declared_units=40, entity_types="problem", public_model=str(folder / "bert"),
         declared_units=100, words_per_unit=64, vocabulary_epsilon=50.0, vocabulary_size=400,
-        layers=1, hidden=64, sequence_length=32, batch_size=20, epochs=0.6, public_steps=3,
+        sequence_length=32, batch_size=20, epochs=0.6, public_steps=3,
         kept_epochs="0.2", nonprivate_batch_size=20,
-        public_batch_size=8, max_examples_per_unit=2, finetune_epochs=1, device="cpu",
+        public_batch_size=8, max_examples_per_unit=2, device="cpu",
         canary_patterns="HS", canary_rates="0.2", canaries_per_group=2,
         phrases_epsilon=60.0, phrases_lengths="2,3", phrases_per_unit=40, phrases_steps=3,
         nonprivate=True, holdout=0.05,
@@ -150,6 +159,7 @@ def finished(
         ledger.register_dataset("notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
         ledger.register_dataset("labels", PrivacyUnit.EXAMPLE, 200.0, 1e-4)
         settings = _settings(sources)
+        declare_public(settings.public_model, deployment, known_private=False)
         done = Finished(deployment, settings, job_steps(settings), sources)
         for task in done.steps:
             assert _run(done, task, capfd) == 0, done.printed[task]
@@ -349,7 +359,7 @@ def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(fin
 def test_progress_on_private_labels_hides_their_number(finished):
     for task in ("Public text only / finetuning", "Without privacy / finetuning"):
         progress = re.findall(r"finetuning: (\d+)/(\d+)", finished.printed[task])
-        epochs = finished.settings.finetune_epochs
+        epochs = finished.steps[task].model_dump()["epochs"]
         assert progress and {(int(done) <= epochs, int(of)) for done, of in progress} == {
             (True, epochs)
         }
@@ -383,6 +393,9 @@ def test_ledger_holds_every_release_and_a_rerun_adds_none(finished, capfd):
         *[("settled", False)] * 4,
     ]
     assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
+    # the recipe for a quarter of 40 labelled sentences
+    plans = [entry.event.to_json() for entry in labels if entry.accounted]
+    assert [plan["phases"] for plan in plans] == [[[0.25, 2.75, 240]]] * 2
     for task in ("vocabulary", "phrases", "With DP / pretraining", "Without privacy / pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.printed[task]
