@@ -12,7 +12,7 @@ orchestrator := .venv/orchestrator/bin
 environments := scripts/python3 scripts/environments.py
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z -]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## set up both environments from the hash-pinned locks, with TensorFlow for this machine's GPU or TPU
 	@$(environments) ensure task orchestrator
@@ -43,9 +43,13 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 	@$(environments) ensure jax-privacy
 	$(task)/python -m pytest tests/dp_core/privacy/test_jax_privacy.py
 
-test-tpu test-gpu: setup-dev ## a job with TensorFlow for TPUs or GPUs, without such a device
-	@$(environments) ensure $(@:test-%=task-%)
-	$(task)/python -m pytest tests/e2e/test_accelerator_environments.py -k $(@:test-%=%)
+test-tpu: setup-dev ## a job on a mocked TPU, with TensorFlow for TPUs, in an environment of its own
+	@$(environments) ensure task-tpu
+	$(task)/python -m pytest tests/e2e/test_accelerator_environments.py -k tpu
+
+test-gpu: setup-dev ## a job on the processor, with TensorFlow for GPUs, in an environment of its own
+	@$(environments) ensure task-gpu
+	$(task)/python -m pytest tests/e2e/test_accelerator_environments.py -k gpu
 
 test-wheel: ## the built package in a new environment: commands, names, and a private model of twenty strings
 	@$(environments) ensure transformers
