@@ -121,7 +121,7 @@ def _settings(folder: Path) -> JobSettings:
         declared_units=100, words_per_unit=64, vocabulary_epsilon=50.0, vocabulary_size=400,
         sequence_length=32, batch_size=20, epochs=0.6, public_steps=3,
         kept_epochs="0.2", nonprivate_batch_size=20,
-        public_batch_size=8, max_examples_per_unit=2, device="cpu",
+        public_batch_size=8, max_examples_per_unit=2, finetune_epochs=10, device="cpu",
         canary_patterns="HS", canary_rates="0.2", canaries_per_group=2,
         phrases_epsilon=60.0, phrases_lengths="2,3", phrases_per_unit=40, phrases_steps=3,
         nonprivate=True, holdout=0.05,
@@ -359,7 +359,7 @@ def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(fin
 def test_progress_on_private_labels_hides_their_number(finished):
     for task in ("Public text only / finetuning", "Without privacy / finetuning"):
         progress = re.findall(r"finetuning: (\d+)/(\d+)", finished.printed[task])
-        epochs = finished.steps[task].model_dump()["epochs"]
+        epochs = finished.settings.finetune_epochs
         assert progress and {(int(done) <= epochs, int(of)) for done, of in progress} == {
             (True, epochs)
         }
@@ -395,7 +395,7 @@ def test_ledger_holds_every_release_and_a_rerun_adds_none(finished, capfd):
     assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
     # the recipe for a quarter of 40 labelled sentences
     plans = [entry.event.to_json() for entry in labels if entry.accounted]
-    assert [plan["phases"] for plan in plans] == [[[0.25, 2.75, 240]]] * 2
+    assert [plan["phases"] for plan in plans] == [[[0.25, 2.75, 40]]] * 2
     for task in ("vocabulary", "phrases", "With DP / pretraining", "Without privacy / pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.printed[task]
