@@ -455,8 +455,7 @@ def _measured(
 ) -> dict[str, StepSpec]:
     """Return the steps that measure a model, which its training may have kept before its end.
 
-    The attacks of membership inference are on all models of a training together, and only the last
-    model is audited.
+    The class of each measurement states which models it measures (`MEASUREMENTS`).
     """
     updates = 0
     if point.is_on_the_way and point.epochs is not None:
