@@ -1,4 +1,7 @@
-"""A person with a table of notes gets from `confide init` to an exported private model."""
+"""A person with a table of notes gets from `confide init` to an exported private model.
+
+A Parquet file gives the same corpus as a CSV file, and therefore the same job.
+"""
 
 import csv
 import json
@@ -11,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dp_core.data.readers.registry import read_corpus
 from dp_core.models import hugging_face
 from tasks.demo_data.notes import notes
+from tasks.protocol.settings import JobSettings
 
 pytestmark = pytest.mark.slow
 
@@ -45,16 +50,19 @@ def write_parquet(folder: Path) -> Path:
     return folder / "ward.parquet"
 
 
-@pytest.mark.parametrize("write", [write_csv, write_parquet])
-def test_a_table_of_notes_becomes_an_exported_private_model(tmp_path, write):
-    file, settings = write(tmp_path), tmp_path / "settings.json"
+class Person:
+    """A user of the command line, with a folder for settings and the deployment."""
 
-    def confide(*words: object, code: int = 0) -> str:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._environment = os.environ | {"CONFIDE_HOME": str(folder / "home")}
+
+    def confide(self, *words: object, code: int = 0) -> str:
         """Return the output of a command, or the line on standard error of a refused one."""
         done = subprocess.run(
             [sys.executable, "-m", "tasks.cli", *map(str, words)],
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "CONFIDE_HOME": str(tmp_path / "home")},
+            env=self._environment,
             capture_output=True,
             text=True,
             check=False,
@@ -62,16 +70,22 @@ def test_a_table_of_notes_becomes_an_exported_private_model(tmp_path, write):
         assert done.returncode == code, done.stderr
         return done.stderr if code else done.stdout
 
-    def commands(shown: str) -> list[list[str]]:
-        """Return the words of the commands at the end of an output."""
-        return [line.split()[1:] for line in shown.splitlines() if line.startswith("  confide")]
+    def init(self, file: Path) -> list[list[str]]:
+        """Write settings for a table; return the words of the suggested commands."""
+        return commands(self.confide("init", file, "--out", self.folder / "settings.json"))
 
+
+def commands(shown: str) -> list[list[str]]:
+    """Return the words of the commands at the end of an output."""
+    return [line.split()[1:] for line in shown.splitlines() if line.startswith("  confide")]
+
+
+def test_a_table_of_notes_becomes_an_exported_private_model(tmp_path):
+    person = Person(tmp_path)
+    confide = person.confide
     sizes = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
-    advise, register, run = commands(confide("init", file, "--out", settings))
-    if write is write_csv:
-        register, run = commands(confide(*advise, *sizes))
-    else:  # the job calibrates its noise
-        run += [*sizes, "--set", "target_epsilon=8"]
+    advise, _, _ = person.init(write_csv(tmp_path))
+    register, run = commands(confide(*advise, *sizes))
     confide(*register)
     before = confide("ledger", "--json")
 
@@ -85,3 +99,15 @@ def test_a_table_of_notes_becomes_an_exported_private_model(tmp_path, write):
     statement = (tmp_path / "model" / "PRIVACY.md").read_text()
     (budget,) = json.loads(confide("ledger", "--json")).values()
     assert budget["history"] and f"ε = {budget['epsilon']:g}" in statement
+
+
+def test_settings_for_a_parquet_table_read_the_same_documents(tmp_path):
+    """`confide init` suggests the same commands for both formats."""
+    person, made = Person(tmp_path), []
+    for write in (write_csv, write_parquet):
+        suggested = [words[0] for words in person.init(write(tmp_path))]
+        s = JobSettings.model_validate_json((tmp_path / "settings.json").read_bytes())
+        documents = read_corpus(s.private_format, s.private_path, columns=s.private_columns)
+        made.append((suggested, s.unit, s.declared_units, list(documents)))
+    assert made[0] == made[1]
+    assert len(made[0][-1]) == len(rows())
