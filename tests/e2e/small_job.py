@@ -20,7 +20,8 @@ SIZES: dict[str, Any] = {
     "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "batch_size": 20,
     "epochs": 0.5, "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 60,
     "max_examples_per_unit": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
-    "canary_rates": "0.2", "canaries_per_group": 1,
+    "canary_rates": "0.2", "canaries_per_group": 1, "finetune_epochs": 1,
+    "finetune_batch_size": 512,
 }  # fmt: skip
 
 

@@ -239,6 +239,8 @@ WARD = {
     "epochs": 1,
     "public_steps": 2,
     "public_batch_size": 8,
+    "batch_size": 16,
+    "canaries_per_group": 1,
 }
 
 

@@ -39,6 +39,7 @@ SMALL: dict[str, Any] = {
     "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 60, "device": "cpu",
     "max_examples_per_unit": 2, "nonprivate": False, "canary_patterns": "HS",
     "canary_rates": "0.2", "canaries_per_group": 1, "finetune_epochs": 1,
+    "finetune_batch_size": 512,
 }  # fmt: skip
 
 
