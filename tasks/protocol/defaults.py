@@ -55,6 +55,7 @@ class AdaptiveDefaults(BaseModel):
     private_format: str = "synthetic"
     entities_format: str | None = None
     finetune_privacy: str = "none"
+    finetune_epsilon: float | None = None
     public_model: str = ""
     head: str = "entities"
     all_public: bool = False
@@ -125,9 +126,11 @@ class AdaptiveDefaults(BaseModel):
 
         Its settings of the DP models alone stay empty, and `private_labels` supplies them.
         """
+        values = FINE_TUNING
         if self.finetune_privacy == "dp" and self.public_model and self.private_start == "public":
-            return {**_FINE_TUNING["recipe"], "crf": self.head == "entities"}
-        return FINE_TUNING
+            values = {**_FINE_TUNING["recipe"], "crf": self.head == "entities"}
+        calibrated = {} if self.finetune_epsilon is None else {"finetune_noise_multiplier": None}
+        return {**values, **calibrated}
 
     def _deltas(self, total: float, phrases: float) -> dict[str, float]:
         """Return the δ of the charged parts that are left empty: shares of the rest of the total.

@@ -288,14 +288,16 @@ def finetuning(
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
     private = s.finetune_privacy == "dp" and model.charges
     s = s.for_fine_tuning(private=private)
-    plan, optimizer = None, {"beta2": 0.999}
+    plan, target, optimizer = None, None, {"beta2": 0.999}
     names = [*FINETUNED_ALIKE]
     if private:
+        if s.finetune_epsilon is not None:
+            target = CalibrationTarget(epsilon=s.finetune_epsilon)
         plan = ChargedPrivacyConfig(
             dataset=entities.dataset,
             unit=s.entities_unit,
             declared_units=s.entities_declared_units,
-            noise_multiplier=s.finetune_noise_multiplier,
+            noise_multiplier=None if target else s.finetune_noise_multiplier,
             clip_norm=s.finetune_clip_norm,
             delta=s.finetune_delta,
         )
@@ -313,6 +315,7 @@ def finetuning(
         model_updates=model_updates,
         entities_uri=entities.output,
         plan=plan,
+        target=target,
         entity_types=_names(s.entity_types) if s.head == "entities" else (),
         class_names=_names(s.class_names) if s.head != "entities" else (),
         training=training,

@@ -257,6 +257,8 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
             that occur are private.
         class_names: Classes that are learned and scored, comma-separated; other texts are left out.
             Empty: all in the training part. Private fine-tuning needs them from public knowledge.
+        finetune_epsilon: ε of the private fine-tuning of one model at finetune_delta, to which its
+            σ is calibrated. Empty: finetune_noise_multiplier holds.
         finetune_noise_multiplier: Effective noise of one update of private fine-tuning, in units of
             its clip norm. Empty: 1; with public_model 2.75.
         finetune_clip_norm: Bound on one unit's gradient in private fine-tuning. Empty: 1; with
@@ -283,7 +285,10 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
         "", "Tagging: entity types", section=MORE_TRAINING, pattern=TYPES_OR_NONE
     )
     class_names: str = setting("", "Classes", section=MORE_TRAINING, pattern=CLASSES_OR_NONE)
-    finetune_noise_multiplier: NoiseMultiplier = setting(None, "Private fine-tuning: σ")
+    finetune_epsilon: float | None = setting(
+        None, "Private fine-tuning: target ε", ge=LEAST_EPSILON, le=MOST_EPSILON
+    )
+    finetune_noise_multiplier: NoiseMultiplier | None = setting(None, "Private fine-tuning: σ")
     finetune_clip_norm: ClipNorm = setting(None, "Private fine-tuning: clip norm")
     finetune_delta: Delta = setting(1e-6, "Private fine-tuning: δ")
     finetune_rows_per_unit: int = setting(4, "Private fine-tuning: rows per unit", ge=1, le=256)
@@ -316,6 +321,8 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
     @model_validator(mode="after")
     def _private_fine_tuning_is_told_what_it_needs(self) -> Self:
         if self.finetune_privacy == "none":
+            if self.finetune_epsilon is not None:
+                raise ValueError("finetune_epsilon: fine-tuning is not private here")
             return self
         names = "entity_types" if self.head == "entities" else "class_names"
         if not getattr(self, names) or not self.entities_declared_units:
@@ -327,6 +334,10 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
             )
         if self.entities_declared_units < LEAST_UNITS:
             raise ValueError(f"entities_declared_units: must be at least {LEAST_UNITS}")
+        if self.finetune_epsilon is not None and self.finetune_noise_multiplier is not None:
+            raise ValueError(
+                "finetune_epsilon: finetune_noise_multiplier follows from it: set only one"
+            )
         if (self.finetune_batch_size or 0) > self.entities_declared_units:
             raise ValueError("finetune_batch_size is above entities_declared_units")
         return self

@@ -372,6 +372,13 @@ class ClippedConfig(Config):
     noise_multiplier: float = Field(ge=0, le=1000)
 
 
+class CalibrationTarget(Config):
+    """The ε of a private training together with other releases of its data set, instead of σ."""
+
+    epsilon: float  # at the sum of the releases' δ
+    alongside: tuple[VocabularySpec | PhrasesSpec, ...] = ()
+
+
 class TrainingSpec(StepSpec, RunConfig):
     """The settings that pre-training and fine-tuning share."""
 
@@ -381,12 +388,15 @@ class TrainingSpec(StepSpec, RunConfig):
     batches: BatchConfig
     updates: int
     plan: ChargedPrivacyConfig | None = None  # of a charged training
+    target: CalibrationTarget | None = None  # from which the plan's σ is calibrated
     # Fine-tunings whose F1 an optimiser used to choose the settings; the output depends on them.
     after: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
         refuse_impossible_updates(self.batches, self.plan, self.updates)
+        if self.target and (self.plan is None or self.plan.noise_multiplier is not None):
+            raise ValueError("target: replaces the noise multiplier of a private training")
         return self
 
     @property
@@ -415,13 +425,6 @@ class Asked(Config):
     most_updates: int
 
 
-class CalibrationTarget(Config):
-    """The ε of a private training together with the other releases of its run, instead of σ."""
-
-    epsilon: float  # at the sum of the releases' δ
-    alongside: tuple[VocabularySpec | PhrasesSpec, ...]  # from the same data set
-
-
 class PretrainSpec(TrainingSpec):
     """Language-model pre-training on public or released text, with DP, or without privacy.
 
@@ -448,7 +451,6 @@ class PretrainSpec(TrainingSpec):
     development_share: float = Field(0.0, ge=0, le=0.9, exclude_if=lambda share: share == 0)
     asked: Asked | None = None  # bounds if an optimiser chose it
     kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
-    target: CalibrationTarget | None = None  # from which the plan's σ is calibrated
     clipped: ClippedConfig | None = None  # of a training without privacy; its ε stays infinite
 
     @property
@@ -494,8 +496,6 @@ class PretrainSpec(TrainingSpec):
             self._refuse_beyond_the_bounds(self.asked)
         if self.clipped and (self.mode != "nonprivate" or self.plan):
             raise ValueError("clipped: clipping without a guarantee is no training with DP")
-        if self.target and (self.plan is None or self.plan.noise_multiplier is not None):
-            raise ValueError("target: replaces the noise multiplier of a private training")
         return self
 
     def _refuse_beyond_the_bounds(self, asked: Asked) -> None:

@@ -248,13 +248,15 @@ def _noise_multiplier(spec: specs.PretrainSpec | specs.FinetuneSpec) -> float:
     sigma = spec.private_plan.noise_multiplier
     if sigma is not None:
         return sigma
-    target = spec.target if isinstance(spec, specs.PretrainSpec) else None
-    if not isinstance(spec, specs.PretrainSpec) or target is None:
+    if spec.target is None:
         raise BadInput("neither σ nor a target", where="training spec")
-    return calibrated_noise(spec, target.epsilon, tuple(map(planned_release, target.alongside)))
+    others = map(planned_release, spec.target.alongside)
+    return calibrated_noise(spec, spec.target.epsilon, others)
 
 
-def calibrated_noise(spec: specs.PretrainSpec, epsilon: float, alongside: Iterable[Entry]) -> float:
+def calibrated_noise(
+    spec: specs.PretrainSpec | specs.FinetuneSpec, epsilon: float, alongside: Iterable[Entry]
+) -> float:
     """Return the least σ at which a training and other releases together cost at most ε.
 
     ε is by PLD, at the sum of the releases' δ. If the plan chooses its bands, σ is first computed
@@ -279,7 +281,10 @@ def calibrated_noise(spec: specs.PretrainSpec, epsilon: float, alongside: Iterab
 
 @functools.lru_cache(maxsize=64)
 def _calibrated(
-    spec: specs.PretrainSpec, epsilon: float, others: tuple[MechanismEvent, ...], delta: float
+    spec: specs.PretrainSpec | specs.FinetuneSpec,
+    epsilon: float,
+    others: tuple[MechanismEvent, ...],
+    delta: float,
 ) -> float:
     def event_at(sigma: float, **changes: Any) -> MechanismEvent:
         plan = spec.private_plan.model_copy(update={"noise_multiplier": sigma, **changes})
@@ -300,7 +305,7 @@ def _calibrated(
         raise BadInput(
             f"ε={epsilon:g} needs a noise multiplier of {sigma:g}, and a run takes "
             f"{MOST_NOISE:g} at most: nothing would be learned",
-            where="target_epsilon",
+            where="target_epsilon" if spec.step == "pretrain" else "finetune_epsilon",
             fix="Choose a larger ε or fewer epochs, or train on public text alone.",
         )
     return sigma

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from release_examples import bench_of
 from scipy.special import expit
 
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol.defaults import AdaptiveDefaults, could_contradict, default_delta
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import PretrainSpec
-from tasks.releases.charge import plans_of, refuse_unfit_plans
+from tasks.protocol.specs import FinetuneSpec, PretrainSpec
+from tasks.releases.charge import planned_release, plans_of, refuse_unfit_plans
 from tasks.releases.training_advice import RunReleases
 
 WARD: dict[str, Any] = {
@@ -48,6 +49,28 @@ def test_run_costs_at_most_its_target(units, epsilon, delta, tmp_path_factory):
     releases = RunReleases.of(job)
     assert 0.99 * epsilon <= releases.epsilon <= epsilon
     assert 0.98 * most <= releases.delta <= most
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    units=st.integers(60, 20_000),
+    epsilon=st.floats(0.5, 10).map(lambda epsilon: float(f"{epsilon:.3g}")),
+    public_model=st.sampled_from(["", "/x/bert"]),
+)
+def test_private_fine_tuning_costs_at_most_its_target(units, epsilon, public_model):
+    job = ward(
+        declared_units=units, public_model=public_model, entities_format="jsonl", head="classes",
+        entities_train="/x/a", entities_test="/x/b", entities_dataset="labels",
+        finetune_privacy="dp", entities_declared_units=units, class_names="a,b",
+        finetune_epsilon=epsilon,
+    )  # fmt: skip
+    spec = job_steps(job)["With DP / finetuning"]
+    assert isinstance(spec, FinetuneSpec)
+    entry = planned_release(spec)
+    assert (entry.dataset, entry.delta) == ("labels", job.finetune_delta)
+    assert 0.99 * epsilon <= epsilon_pld(entry.event, entry.delta) <= epsilon
+    public = job_steps(job)["Public text only / finetuning"]
+    assert isinstance(public, FinetuneSpec) and public.target is None
 
 
 def test_phrases_are_part_of_the_target():
