@@ -8,6 +8,7 @@ of a mapped task with its name. A step that the settings leave out is no instanc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 from airflow.sdk import BaseOperator, TaskGroup, TriggerRule, get_current_context, task
@@ -19,12 +20,11 @@ from tasks.protocol.job import POINT_STEPS, job_steps, point_steps
 from tasks.protocol.points import Point, first_private, unique
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import promotion
-from tasks.protocol.specs import GiveBackSpec, PromoteSpec, StepSpec
+from tasks.protocol.specs import GiveBackSpec, PretrainSpec, PromoteSpec, StepSpec
 from tasks.protocol.sweep import SweepSettings
 
 READ = ("private_corpus", "public_corpus", "entities", "checkpoint")
 ONE_IS_ENOUGH = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
-TRAINED_ON = ("vocabulary", "canaries", "private_store", "public_store")
 Steps = Mapping[str, StepSpec]
 
 
@@ -120,7 +120,8 @@ class RunPlan:
         settings, points = self._page()
         front = self.of_point(get_current_context()["params"], None)
         shared = {spec.output for spec in front.values()}
-        names = [name for name in front if name not in (*READ, *TRAINED_ON, *POINT_STEPS)]
+        of_starts = dropwhile(lambda name: not isinstance(front[name], PretrainSpec), front)
+        names = [name for name in of_starts if name not in POINT_STEPS]
         of_job = [(name, settings.starts.get(name)) for name in names]
         starts = [_named([point.name for _, point in of_job if point], of_job)]
         for point in unique(point.front for point in points if point.has_separate_front):

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
+from dp_core.models import config as shapes
 from dp_core.models.config import (
     Gpt2Config,
     LlamaConfig,
@@ -56,9 +57,9 @@ _MARKERS = ("begin", "end")
 
 def _architecture(layout: Mapping[str, Any]) -> Architecture:
     """Return a layout of `architectures.toml`."""
-    (config,) = (config for config in get_args(ModelConfig) if config.__name__ == layout["config"])
     tensors = {n: tuple(t) if isinstance(t, list) else t for n, t in layout["tensors"].items()}
-    return Architecture(**{**layout, "config": config, "tensors": tensors})
+    of_shape = getattr(shapes, layout["config"])
+    return Architecture(**{**layout, "config": of_shape, "tensors": tensors})
 
 
 ARCHITECTURES = {

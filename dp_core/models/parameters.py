@@ -20,11 +20,10 @@ from dp_core.models.config import (
     Gpt2Config,
     LlamaConfig,
     ModernBertConfig,
-    RobertaConfig,
 )
 
 Arrays = dict[str, NDArray[np.float32]]
-EncoderConfig = BertConfig | RobertaConfig | ModernBertConfig
+EncoderConfig = BertConfig | ModernBertConfig
 ModelConfig = EncoderConfig | Gpt2Config | LlamaConfig | FeedForwardConfig
 C = TypeVar("C", bound=ModelConfig)
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)

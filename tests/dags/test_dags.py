@@ -10,7 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from dags import experiment
-from dags.experiment import TRAINED_ON, RunPlan
+from dags.experiment import RunPlan
 from dags.launcher.outcome import refuse
 from tasks.protocol import settings
 from tasks.protocol.job import job_steps
@@ -22,6 +22,7 @@ from tasks.protocol.sweep import SweepSettings
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAMES = {"dp_bert", "dp_sweep", "new_corpus", "privacy_audit"}
 HEAVY = {"start", "pretraining", "measurement"}
+TRAINED_ON = ("vocabulary", "canaries", "private_store", "public_store")
 GROUPS = {
     "data_group": {"settings", "budget", "read", "reserve"},
     "vocabulary_group": {*TRAINED_ON},

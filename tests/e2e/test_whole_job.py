@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from listed_metrics import labels_of_metric
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
 from small_job import folder_of, result_of
 
@@ -276,16 +276,9 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
 
 
 def test_reference_lists_every_metric_with_its_label(finished):
-    listed = {}
-    for metrics in tomllib.loads(Path("tasks/tracking/metrics.toml").read_text()).values():
-        for name, (labels, _) in metrics.items():
-            listed[re.compile(re.escape(name).replace(r"\{\}", ".+"))] = labels.split(", ")
     for task in finished.steps:
         for one in finished.result(task).metrics:
-            (labels,) = {
-                tuple(labels) for name, labels in listed.items() if name.fullmatch(one.name)
-            }
-            assert one.label in labels, one
+            assert one.label in labels_of_metric(one.name), one
 
 
 def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished):

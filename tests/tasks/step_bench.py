@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import spec_examples
+from listed_metrics import labels_of_metric
 from spec_examples import spec_of
 
 from dp_core.audit.canaries import Canary
@@ -54,6 +55,7 @@ class Bench(StepContext):
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         number = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
+        assert number.label in labels_of_metric(name), "list it in tasks/tracking/metrics.toml"
         self.numbers.append(number)
 
     def measured(self) -> list[MetricRecord]:
