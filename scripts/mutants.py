@@ -20,6 +20,7 @@ import argparse
 import ast
 import compileall
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -230,6 +231,7 @@ class Tree:
 
     def _run(self, tests: tuple[str, ...]) -> int:
         os.setsid()  # processes that the tests start are killed with them
+        gc.freeze()  # a collection would copy the memory of all libraries
         os.chdir(self._folder)
         with self._log.open("w") as log:
             os.dup2(log.fileno(), 1)

@@ -49,25 +49,29 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def planted_bugs() -> list[mutants.Mutant]:
+    return mutants.load(CHECKOUT)
+
+
 def plant(project: Path, name: str, planted: str, test: str) -> None:
     with (project / mutants.DATA / "room.toml").open("a") as file:
         file.write(BUG.format(name=name, planted=planted, test=test))
 
 
-def test_every_room_has_planted_bugs_with_a_reason():
-    bugs = mutants.load(CHECKOUT)
-    assert len(bugs) >= 80
-    rooms = Counter(mutant.room for mutant in bugs)
+def test_every_room_has_planted_bugs_with_a_reason(planted_bugs):
+    assert len(planted_bugs) >= 80
+    rooms = Counter(mutant.room for mutant in planted_bugs)
     for room in ("noise", "sampling", "clipping", "accounting", "vocabulary", "ledger", "labels"):
         assert rooms[room] >= 5, room
     assert rooms["resume"] >= 5
-    assert all(mutant.why for mutant in bugs)
+    assert all(mutant.why for mutant in planted_bugs)
 
 
-def test_example_of_contributing_page_is_a_planted_bug():
+def test_example_of_contributing_page_is_a_planted_bug(planted_bugs):
     page = (CHECKOUT / "CONTRIBUTING.md").read_text()
     (example,) = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["bug"]
-    named = {mutant.name: mutant for mutant in mutants.load(CHECKOUT)}
+    named = {mutant.name: mutant for mutant in planted_bugs}
     written = example | {"tests": tuple(example["tests"])}
     assert vars(named[example["name"]]).items() >= written.items()
 
