@@ -388,30 +388,47 @@ def test_publishable_report_of_a_private_selection_has_no_date():
     assert edition_of(chosen, Edition.OPERATOR).created == report.created
 
 
-@pytest.mark.parametrize(("realised", "warned"), [(11.0, False), (7.9, True), (12.1, True)])
-def test_operator_learns_that_batches_differ_from_the_expected_ones(realised, warned):
-    """The realised batch tells the number of units, so nothing about it is published."""
+def trained_with_batch(realised: float) -> StepResult:
+    """Return a training whose mean batch is `realised`, where 10 was expected."""
     phases = [{"steps": 10, "expected_batch": 5.0}, {"steps": 10, "expected_batch": 15.0}]
     means = {10: 5.0, 20: 2 * realised - 5.0}  # the second half is drawn as often as the first
     metrics = [
         MetricRecord(name="batch", value=value, step=step, label="operator")
         for step, value in [*means.items(), (20, means[20])]  # a resumed run repeats a point
     ]
-    result = StepResult(
+    return StepResult(
         step="pretrain", spec_hash="a", outputs={}, metrics=metrics, releases=[],
         facts={"plan": {"schedule": phases}},
     )  # fmt: skip
+
+
+BATCHES = {11.0: False, 7.9: True, 12.1: True}  # realised mean, and whether a warning follows
+
+
+@pytest.mark.parametrize(("realised", "warned"), BATCHES.items())
+def test_operator_learns_that_batches_differ_from_the_expected_ones(realised, warned):
+    result = trained_with_batch(realised)
     (fact,) = _realised_batch(Input(result, Path()), "Realised batch")
     assert f"{realised:.4g} on average, {realised * 10:.0f}% of the expected" in fact.value
     assert ("differ by more than a fifth" in fact.value) == warned
     assert ("declare fewer units" in fact.value) == (realised < 8)
     assert (fact.label, fact.note) == (Label.OPERATOR, "")
-    for example in (job_report, sweep_report):
-        report = example(made_up=False, training=(fact,))
-        pages = {edition: report_page(report, edition) for edition in Edition}
-        assert fact.value in pages[Edition.OPERATOR].html
-        published = pages[Edition.PUBLISHABLE]
-        assert f"{realised:.4g} on average" not in published.html + json.dumps(published.figures)
-        assert "differ by more" not in published.html and "declare fewer" not in published.html
     other = result.model_copy(update={"metrics": []})
     assert not list(_realised_batch(Input(other, Path()), ""))
+
+
+@pytest.mark.parametrize("example", [job_report, sweep_report])
+def test_realised_batches_are_not_published(example):
+    """The realised batch tells the number of units, so nothing about it is published."""
+    facts = [
+        fact
+        for realised in BATCHES
+        for fact in _realised_batch(Input(trained_with_batch(realised), Path()), "Realised batch")
+    ]
+    report = example(made_up=False, training=tuple(facts))
+    pages = {edition: report_page(report, edition) for edition in Edition}
+    published = pages[Edition.PUBLISHABLE]
+    for realised, fact in zip(BATCHES, facts, strict=True):
+        assert fact.value in pages[Edition.OPERATOR].html
+        assert f"{realised:.4g} on average" not in published.html + json.dumps(published.figures)
+    assert "differ by more" not in published.html and "declare fewer" not in published.html
