@@ -309,9 +309,9 @@ class StepContext:
         infinite ε has the label `operator`.
         """
         step = len(releases)
-        found = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
-        named = [(f"/{total.dataset}", total) for total in found if len(found) > 1]
-        for name, total in (("", found[0]), *named):
+        parts = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
+        named = [(f"/{total.dataset}", total) for total in parts if len(parts) > 1]
+        for name, total in (("", parts[0]), *named):
             if total.epsilon is None or math.isinf(total.epsilon):
                 words = "no total: unlike units or neighbours" if total.epsilon is None else "inf"
                 self.tracker.tag(f"epsilon{name}", words)

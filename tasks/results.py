@@ -106,8 +106,8 @@ def released_after(result: StepResult) -> tuple[int, ...]:
         result: result of the pre-training, or of a fine-tuning of one of its models.
     """
     kept = result.facts.get("kept_updates") or ()
-    own = (*kept, result.facts["updates"]) if kept else ()
-    return tuple(result.facts.get("released_after", own))
+    updates = (*kept, result.facts["updates"]) if kept else ()
+    return tuple(result.facts.get("released_after", updates))
 
 
 def of_last_model(names: Iterable[str]) -> list[str]:

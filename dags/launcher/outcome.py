@@ -112,13 +112,13 @@ def addresses() -> tuple[str, ...]:
     Raises:
         ValueError: an address has another form; only its number is given, as it may be a secret.
     """
-    found = tuple(os.environ.get(VARIABLE, "").split())
-    for number, address in enumerate(found, 1):
+    listed = tuple(os.environ.get(VARIABLE, "").split())
+    for number, address in enumerate(listed, 1):
         parts = urlsplit(address)
         mail = parts.scheme == "mailto" and "@" in parts.path
         if not mail and not (parts.scheme in ("http", "https") and parts.hostname):
             raise ValueError(f"{VARIABLE}: address {number} is neither mailto: nor https:")
-    return found
+    return listed
 
 
 def message(context: Any) -> tuple[str, str]:

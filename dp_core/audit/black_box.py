@@ -267,7 +267,7 @@ def _rows_of(
                 Path(folder) / name, audited.positions, audited.tokenizer.get_vocab_size()
             )
             for unit, rows in rows_of_units(
-                [Unit(str(at), [line]) for at, line in enumerate(texts)],
+                [Unit(str(place), [line]) for place, line in enumerate(texts)],
                 audited.tokenizer,
                 sequence_length=audited.positions,
                 max_examples_per_unit=ROWS_PER_TEXT,

@@ -345,7 +345,7 @@ def places_of(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, tuple[
 
     Occurrences in the original text count, too. The result is as private as the rows.
     """
-    found: dict[str, list[NDArray[np.int64]]] = {canary.id: [] for canary in canaries}
+    rows_and_places: dict[str, list[NDArray[np.int64]]] = {canary.id: [] for canary in canaries}
     for start in range(0, store.n_rows, _COUNTED_AT_ONCE):
         tokens = store.tokens[start : start + _COUNTED_AT_ONCE]  # padding is no canary's token
         for canary in canaries:
@@ -353,8 +353,8 @@ def places_of(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, tuple[
             held = np.ones((len(tokens), places), np.bool_)
             for offset, token in enumerate(canary.tokens):
                 held &= tokens[:, offset : offset + places] == token
-            found[canary.id].append(np.argwhere(held) + np.array([start, 0]))
-    both = {name: np.concatenate(parts).astype(np.int32) for name, parts in found.items()}
+            rows_and_places[canary.id].append(np.argwhere(held) + np.array([start, 0]))
+    both = {name: np.concatenate(parts).astype(np.int32) for name, parts in rows_and_places.items()}
     return {name: (pairs[:, 0], pairs[:, 1]) for name, pairs in both.items()}
 
 

@@ -62,8 +62,8 @@ def in_rows(
         The contexts, those of one canary adjacent; the planted canaries that occur in the rows; and
         the references whose pattern occurs there.
     """
-    store, found = data.train, places_of(data.train, data.planted)
-    places = {name: pair for name, pair in found.items() if len(pair[0])}
+    store, all_places = data.train, places_of(data.train, data.planted)
+    places = {name: pair for name, pair in all_places.items() if len(pair[0])}
     planted = [canary for canary in data.planted if canary.id in places]
     by_pattern: dict[str, list[tuple[Ints, Ints]]] = {}
     for canary in planted:
@@ -392,8 +392,8 @@ def null_exposure(candidates: int, canaries: int) -> NullExposure:
         raise ValueError(f"need at least one of each: {candidates=}, {canaries=}")
     cells = min(candidates, max(64, _LATTICE_POINTS // canaries))
     size = canaries * (cells - 1) + 1
-    one = np.fft.rfft(np.full(cells, 1 / cells), size)
-    law = np.maximum(np.fft.irfft(one**canaries, size), 0.0)  # law of the sum: n-fold convolution
+    flat = np.fft.rfft(np.full(cells, 1 / cells), size)
+    law = np.maximum(np.fft.irfft(flat**canaries, size), 0.0)  # law of the sum: n-fold convolution
     # Cell k of `cells` represents ranks near (k + 1/2)·V/cells + 1/2, exactly if cells = V.
     sums = np.arange(law.size) / canaries
     ranks = (sums + 0.5) * (candidates / cells) + 0.5

@@ -162,10 +162,10 @@ class ExtractionRow:
         return self.p_value <= ALARM_RATE
 
 
-def compare(decoding: str, group: str, found: Flags, control: Flags) -> ExtractionRow:
+def compare(decoding: str, group: str, extracted: Flags, control: Flags) -> ExtractionRow:
     """Compare the extracted suffixes of both sides: (n,) and (m,), neither empty."""
     return ExtractionRow(
-        decoding, group, len(found), int(found.sum()), len(control), int(control.sum())
+        decoding, group, len(extracted), int(extracted.sum()), len(control), int(control.sum())
     )
 
 
@@ -194,13 +194,13 @@ def discoverable(
     prompts = [draw_prompts(side, config, planted, key) for side in sides]
     if not all(map(len, prompts)):
         return ()
-    found, control = (
+    hits, control = (
         odds_of(side, config.extraction_suffix, config.extraction_top_k, None).extracted(
             config.extraction_tries
         )
         for side in prompts
     )
-    rows = [compare(decoding, ALL, found[decoding], control[decoding]) for decoding in found]
+    rows = [compare(decoding, ALL, hits[decoding], control[decoding]) for decoding in hits]
     if claim is None or not claim.pairs:
         return tuple(rows)
     return tuple(
@@ -234,17 +234,17 @@ def targeted(
     if planted.all() or not planted.any():
         return ()
     rates = np.array([canary.canary_rate for canary in tried])
-    found: dict[str, Flags] = {}
+    hits: dict[str, Flags] = {}
     for hints in {canary.secret_index for canary in tried}:
         places = [place for place, canary in enumerate(tried) if canary.secret_index == hints]
         shown = np.array([[begin, *tried[place].tokens[: hints + 1]] for place in places], np.int32)
         odds = odds_of(shown, 1, config.extraction_top_k, candidates)
         guessed = odds.extracted(config.extraction_tries) | {TOP_K: odds.within}
         for decoding, flags in guessed.items():
-            found.setdefault(decoding, np.zeros(len(tried), np.bool_))[places] = flags
+            hits.setdefault(decoding, np.zeros(len(tried), np.bool_))[places] = flags
     groups = {ALL: planted} | {f"p = {rate:g}": rates == rate for rate in np.unique(rates[planted])}
     return tuple(
-        compare(decoding, group, found[decoding][chosen], found[decoding][~planted])
+        compare(decoding, group, hits[decoding][chosen], hits[decoding][~planted])
         for group, chosen in groups.items()
         for decoding in (TOP_K, GREEDY, SAMPLING)
     )

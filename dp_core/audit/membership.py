@@ -70,7 +70,7 @@ class Attack:
 
 
 def attacks(
-    found: Losses,
+    loss: Losses,
     references: list[Losses],
     features: dict[str, Floats],
     members: Flags,
@@ -79,7 +79,7 @@ def attacks(
     """Return every attack that the observations allow.
 
     Args:
-        found: losses of the attacked model.
+        loss: losses of the attacked model.
         references: losses of models that never saw the members; may be empty.
         features: name -> (n, F) features for attacks that are fitted.
         members: (n,) whether each row is a member.
@@ -87,13 +87,13 @@ def attacks(
             them, because its threshold is a published quantity.
     """
     measured = ~fitted
-    made = [Attack("loss", -found.mean, -float(found.mean[members].mean()), np.ones_like(members))]
-    scores = {"min-k": -found.lowest}
+    made = [Attack("loss", -loss.mean, -float(loss.mean[members].mean()), np.ones_like(members))]
+    scores = {"min-k": -loss.lowest}
     if references:
         means = np.stack([reference.mean for reference in references], axis=1)  # (n, k)
-        scores["reference"] = means.mean(1) - found.mean
-        scores["rmia"] = _tuned_rmia(np.exp(-found.mean), np.exp(-means), members, fitted)
-        scores["lira"] = lira_offline(confidence(found.mean), confidence(means))
+        scores["reference"] = means.mean(1) - loss.mean
+        scores["rmia"] = _tuned_rmia(np.exp(-loss.mean), np.exp(-means), members, fitted)
+        scores["lira"] = lira_offline(confidence(loss.mean), confidence(means))
     for name, values in scores.items():
         threshold = best_threshold(values[fitted], members[fitted])
         made.append(Attack(name, values, threshold, measured))
@@ -105,8 +105,8 @@ def attacks(
 def best_threshold(scores: Floats, members: Flags) -> float:
     """Return the threshold with the largest TPR − FPR."""
     candidates = np.unique(scores)
-    own, others = np.sort(scores[members]), np.sort(scores[~members])
-    above = 1 - np.searchsorted(own, candidates, side="right") / len(own)
+    of_members, others = np.sort(scores[members]), np.sort(scores[~members])
+    above = 1 - np.searchsorted(of_members, candidates, side="right") / len(of_members)
     above -= 1 - np.searchsorted(others, candidates, side="right") / len(others)
     return float(candidates[int(np.argmax(above))])
 

@@ -187,11 +187,11 @@ def draw_sample(
             max_examples_per_unit=max_examples_per_unit,
             key=key,
         )
-        found: list[int] = []
+        rows: list[int] = []
         for drawn, located in cut:
-            found += places.rows(drawn.unit_id, [row for _, row in located])
+            rows += places.rows(drawn.unit_id, [row for _, row in located])
             origins += [(drawn, drawn.documents[text]) for text, _ in located]
-        numbers.append(np.array(found, np.int64))
+        numbers.append(np.array(rows, np.int64))
     levels = [level for level in LEVELS[1:] if level != "example" or unit is PrivacyUnit.EXAMPLE]
     groups = {level: [_group(level, *origin) for origin in origins] for level in levels}
     clusters = [document.patient_id or of.unit_id for of, document in origins]
@@ -323,13 +323,13 @@ def _attack_models(data: MembershipData) -> list[Finding]:
     findings, last = [], list(data.models)[-1]
     for updates, read in data.models.items():
         model = read()
-        found, features = losses_of(model, sides), features_of(model, sides)
-        made = membership.attacks(found, references, features, sample.members, sample.fitted)
+        losses, features = losses_of(model, sides), features_of(model, sides)
+        made = membership.attacks(losses, references, features, sample.members, sample.fitted)
         first, *others = membership_findings(MEMBERSHIP, sample, made, data.claim)
         rarity = by_rarity(sample, made[0], held_by_row)
         means = {
-            "members": float(found.mean[sample.members].mean()),
-            "others": float(found.mean[~sample.members].mean()),
+            "members": float(losses.mean[sample.members].mean()),
+            "others": float(losses.mean[~sample.members].mean()),
         }
         metrics = {f"membership/loss/{side}": loss for side, loss in means.items()}
         if (correlation := rarity_correlation(rarity)) is not None:
@@ -432,7 +432,7 @@ def by_rarity(
         held_by_row: n sets of tokens, or of codes of diseases.
     """
     level = sample.unit.value
-    if (found := sample.scored(level, attack)) is None:
+    if (of_level := sample.scored(level, attack)) is None:
         return ()
     ids, held = sample.groups[level], dict[int, set[Hashable]]()
     for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
@@ -440,7 +440,7 @@ def by_rarity(
     profiles = [frozenset(held[group]) for group in sorted(held)]  # in the order of the scores
     known = np.array([bool(profile) for profile in profiles])
     scored = membership.Scored(
-        *(a[known] for a in (found[0].scores, found[0].members, found[0].clusters))
+        *(a[known] for a in (of_level[0].scores, of_level[0].members, of_level[0].clusters))
     )
     logs = membership.profile_log_probabilities([profile for profile in profiles if profile])
     return membership.rarity_buckets(logs, scored, attack.threshold) if known.any() else ()

@@ -80,9 +80,9 @@ def losses_of(model: AnyModel, sides: Sequence[Rows]) -> Losses:
         for draw in range(rows.masks if objective.masks else 1):
             made = objective.examples(rows.store, part, rows.keys(part, draw))
             arrays = (made.input_ids, rows.store.lengths[part], made.positions, made.labels)
-            found = predict(*map(tf.constant, arrays))
-            nats.append(found[0].numpy().reshape(made.weights.shape))
-            standard.append(found[1].numpy().reshape(made.weights.shape))
+            outputs = predict(*map(tf.constant, arrays))
+            nats.append(outputs[0].numpy().reshape(made.weights.shape))
+            standard.append(outputs[1].numpy().reshape(made.weights.shape))
             weights.append(made.weights)
         asked = np.concatenate(weights, axis=1).astype(np.float64)  # (M, draws·K)
         sums = (np.concatenate(nats, axis=1) * asked).sum(1)
@@ -163,11 +163,11 @@ def _token_statistics(model: AnyModel) -> Callable[..., tuple[Tensor, Tensor]]:
         else:
             logits = mlm_logits(layers, config, ids, lengths, positions)  # (M·K, V)
         logs = tf.nn.log_softmax(logits)
-        own = tf.gather(logs, tf.reshape(labels, (-1,)), batch_dims=1)  # (M·K,)
+        of_labels = tf.gather(logs, tf.reshape(labels, (-1,)), batch_dims=1)  # (M·K,)
         chances = tf.exp(logs)
         mean = tf.reduce_sum(chances * logs, axis=1)
         variance = tf.reduce_sum(chances * tf.square(logs - mean[:, None]), axis=1)
-        return -own, (own - mean) / tf.sqrt(tf.maximum(variance, _LEAST_VARIANCE))
+        return -of_labels, (of_labels - mean) / tf.sqrt(tf.maximum(variance, _LEAST_VARIANCE))
 
     compiled: Callable[..., tuple[Tensor, Tensor]] = tf.function(statistics, autograph=False)
     return compiled
@@ -250,8 +250,8 @@ def gradient_features(model: AnyModel, sides: Sequence[Rows]) -> Floats:
             *(made.input_ids, rows.store.lengths[part], made.positions, made.labels),
             *(made.weights, np.ones(len(part), np.float32)),
         )
-        found = compiled(*map(tf.constant, arrays)).numpy().astype(np.float64)
-        return (np.log(np.maximum(found, np.finfo(np.float32).tiny)),)
+        norms_of_rows = compiled(*map(tf.constant, arrays)).numpy().astype(np.float64)
+        return (np.log(np.maximum(norms_of_rows, np.finfo(np.float32).tiny)),)
 
     (features,) = _of_sides(sides, _GRADIENTS_AT_ONCE, compute)
     return features
@@ -350,10 +350,10 @@ def suffix_odds(model: AnyModel) -> OddsOf:
         compiled = tf.function(odds, autograph=False)
 
         def compute(part: Indices) -> tuple[NDArray[Any], ...]:
-            sound, *found = compiled(tf.constant(prompts[part]))
+            sound, *numbers = compiled(tf.constant(prompts[part]))
             if not bool(sound):
                 raise BadInput("the model's probabilities are not finite", where="model")
-            return tuple(values.numpy() for values in found)
+            return tuple(values.numpy() for values in numbers)
 
         numbers = np.arange(len(prompts))
         first, within, logs = _in_parts(numbers, max(1, _PREDICTIONS_AT_ONCE // suffix), compute)

@@ -361,10 +361,10 @@ def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> T
     for right, guess in zip(expected, predicted, strict=True):
         if len(right.tags) != len(guess):
             raise ValueError(f"{len(right.tags)} tags are expected, {len(guess)} were predicted")
-        listed, found = all_entities(right), entities(guess)
+        listed, tagged = all_entities(right), entities(guess)
         wanted.update(kind for kind, _, _ in listed)
-        guessed.update(kind for kind, _, _ in found)
-        correct.update(kind for kind, _, _ in set(listed).intersection(found))  # repetitions once
+        guessed.update(kind for kind, _, _ in tagged)
+        correct.update(kind for kind, _, _ in set(listed).intersection(tagged))  # repetitions once
     return TaskScores.of(correct, guessed, wanted)
 
 
@@ -395,9 +395,9 @@ def tagging_errors(right: Sentence, guess: Sequence[str]) -> list[TaggingError]:
         right: the sentence with its right entities.
         guess: predicted IOB2 tags.
     """
-    wanted, found = all_entities(right), entities(guess)
-    missing = sorted((Counter(wanted) - Counter(found)).elements(), key=lambda e: (*e[1:], e[0]))
-    wrong = sorted(set(found) - set(wanted), key=lambda e: (*e[1:], e[0]))
+    wanted, tagged = all_entities(right), entities(guess)
+    missing = sorted((Counter(wanted) - Counter(tagged)).elements(), key=lambda e: (*e[1:], e[0]))
+    wrong = sorted(set(tagged) - set(wanted), key=lambda e: (*e[1:], e[0]))
     errors: list[TaggingError] = []
     pairs: tuple[tuple[Kind, Callable[[Entity, Entity], bool]], ...] = (
         ("wrong type", lambda a, b: a[1:] == b[1:]),

@@ -180,13 +180,13 @@ def _read_tensors(folder: Path) -> Arrays:
             files = sorted({Path(name).name for name in shards})
         if missing := [name for name in files if not (folder / name).exists()]:
             raise BadInput(_absent(folder, files, missing), where=str(folder), fix=_FORMAT)
-        found: Arrays = {}
+        arrays: Arrays = {}
         for file in files:
             with safe_open(folder / file, "np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - not a dict
                     if tensors.get_slice(name).get_dtype() in _FLOATS:
-                        found[name] = tensors.get_tensor(name).astype(np.float32)
-        return found
+                        arrays[name] = tensors.get_tensor(name).astype(np.float32)
+        return arrays
     except _UNUSABLE as error:
         raise BadInput(f"{WEIGHTS} cannot be read", where=str(folder), fix=_FORMAT) from error
 

@@ -119,15 +119,15 @@ def _correlate(
     sums, weight = np.empty(_CHUNK), _STEP / (1 << COEFFICIENT_BITS)
     for start in range(0, drawn.size, _CHUNK):
         stop = min(start + _CHUNK, drawn.size)
-        own = sums[: stop - start]
-        own[:] = 0.0
+        correlated = sums[: stop - start]
+        correlated[:] = 0.0
         for i in range(rows.size):
             earlier, coefficient = past[rows[i], start:stop], coefficients[i]
-            for j in range(own.size):
-                own[j] += coefficient * np.float64(earlier[j])
+            for j in range(correlated.size):
+                correlated[j] += coefficient * np.float64(earlier[j])
         oldest = past[rows[rows.size - 1], start:stop]
         made, z = noise[start:stop], drawn[start:stop]
-        for j in range(own.size):
-            y = np.float64(z[j]) - np.floor(own[j] * weight + 0.5)
+        for j in range(correlated.size):
+            y = np.float64(z[j]) - np.floor(correlated[j] * weight + 0.5)
             made[j] = y
             oldest[j] = np.int32(min(max(np.floor(y / _STEP), _LOWEST), _HIGHEST))

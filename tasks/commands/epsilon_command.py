@@ -135,7 +135,7 @@ def command(noise_multiplier: float, group: int, **given: Any) -> None:
     event = training.event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
     together = group_privacy(claim, delta, group)._asdict()
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "epsilon_pld": claim,
         "epsilon_rdp": epsilon_rdp(event, delta),
         "epsilon_unamplified": epsilon_unamplified(event, delta),
@@ -145,14 +145,14 @@ def command(noise_multiplier: float, group: int, **given: Any) -> None:
     }
     shown = {
         "PLD (the claim)": claim,
-        "RDP": found["epsilon_rdp"],
-        "shuffled epochs, no amplification: zero-out": found["epsilon_unamplified"],
-        "shuffled epochs, no amplification: replace-one": found["epsilon_unamplified_replace_one"],
+        "RDP": answer["epsilon_rdp"],
+        "shuffled epochs, no amplification: zero-out": answer["epsilon_unamplified"],
+        "shuffled epochs, no amplification: replace-one": answer["epsilon_unamplified_replace_one"],
     }
     if group > 1:
         shown[f"for {group} units together (δ = {together['delta']:.3g})"] = together["epsilon"]
     title = f"ε at δ = {delta:g}, where {event.relation.describe()}"
-    write_answer(found, lambda: write_pairs(title, shown))
+    write_answer(answer, lambda: write_pairs(title, shown))
 
 
 # --- calibration
@@ -195,14 +195,14 @@ def training(epsilon: float, noise_multiplier: float | None, **given: Any) -> No
         most = steps_within(lambda n: wanted.event([(rate, n)], sigma), epsilon, delta)
         schedule = [(rate, most)]
     event = wanted.event(schedule, noise_multiplier)
-    found = {
+    answer = {
         **wanted.described(schedule, noise_multiplier),
         "epsilon": epsilon_pld(event, delta),
         "epsilon_rdp": epsilon_rdp(event, delta),
     }
-    shown = {name: value for name, value in found.items() if name != "phases"}
+    shown = {name: value for name, value in answer.items() if name != "phases"}
     title = f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, where {event.relation.describe()}"
-    write_answer(found, lambda: write_pairs(title, shown))
+    write_answer(answer, lambda: write_pairs(title, shown))
 
 
 @calibrate.command("vocabulary")
@@ -216,12 +216,12 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
     """
     if units is not None:
         refuse_large_delta([delta], units, "--delta")
-    found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
+    answer = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
     if mode == "paper":
         sigma = selection.paper_sigma(epsilon, delta, words)
         paper = selection.paper_parameters(sigma, delta, words)
         title = "Word histogram as the paper has it: its δ is delta_earned, not delta"
-        found |= {
+        answer |= {
             "sigma": paper.sigma,
             "threshold": paper.threshold,
             "delta_earned": paper.true_delta,
@@ -233,8 +233,8 @@ def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode
         plan = selection.calibrate(epsilon, delta, words)
         title = "Word histogram, discrete Gaussian noise"
         earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
-        found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
-    write_answer(found, lambda: write_pairs(title, found))
+        answer |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
+    write_answer(answer, lambda: write_pairs(title, answer))
 
 
 # --- figures of papers

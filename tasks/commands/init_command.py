@@ -62,7 +62,7 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
     }
     validated(JobSettings, settings)
     write_settings(settings, out, "--out")
-    found = {
+    properties = {
         "format": source.format,
         **source.columns,
         "notes": source.quarantine.taken,
@@ -77,7 +77,7 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
         f"confide ledger register {settings['private_dataset']} --unit {unit} {budget}",
         f"confide run --settings {file_of_settings}",
     ]
-    answer = {"found": found, "settings": settings, "written": str(out), "next": commands}
+    answer = {"found": properties, "settings": settings, "written": str(out), "next": commands}
     write_answer(answer, lambda: _show(answer))
 
 

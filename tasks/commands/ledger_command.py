@@ -59,8 +59,8 @@ def command(context: click.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     ledger = _open()
-    found, public = overview(ledger), ledger.sources.public()
-    write_answer(found, lambda: show_overview(found, public))
+    budgets, public = overview(ledger), ledger.sources.public()
+    write_answer(budgets, lambda: show_overview(budgets, public))
 
 
 @command.command("register")
@@ -261,21 +261,21 @@ def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any
 
 def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
     """Return each data set's budget, latest releases, and the cost of repeating the last run."""
-    found = {}
+    budgets = {}
     for name in ledger.datasets():
         entries = ledger.history(name)
         standing = ledger.remaining(name).to_json()
-        found[name] = {
+        budgets[name] = {
             **standing,
             "left": None if standing["epsilon"] is None else max(0.0, 1 - standing["share"]),
             "history": [record(entry) for entry in entries[-LATEST:]],
             "like_the_last_run": _like_the_last(ledger, name, entries),
             "same_files_as": list(ledger.sources.same_files_as(name)),
         }
-    return found
+    return budgets
 
 
-def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) -> None:
+def show_overview(budgets: dict[str, dict[str, Any]], public: list[PublicSource]) -> None:
     """Write budgets, releases and public sources, and a line for a run that may not fit again."""
     columns = {
         "data set": lambda row: row[0],
@@ -286,21 +286,21 @@ def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) 
         "spent": lambda row: None if row[1]["left"] is None else f"{row[1]['share']:.1%}",
         "releases": lambda row: row[1]["charged_entries"],
     }
-    write_records("Privacy budgets", columns, found.items())
-    seen = {r["id"]: r for one in found.values() for r in one["history"]}
+    write_records("Privacy budgets", columns, budgets.items())
+    seen = {r["id"]: r for budget in budgets.values() for r in budget["history"]}
     if latest := sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]:
         show_history("Latest releases", latest)
-    for name, one in found.items():
-        if said := _warning(name, one["like_the_last_run"]):
+    for name, budget in budgets.items():
+        if said := _warning(name, budget["like_the_last_run"]):
             write_prose(said)
-        if others := one["same_files_as"]:
+        if others := budget["same_files_as"]:
             write_prose(
                 f"WARNING: {name} and {', '.join(others)} were read from the same files and have "
                 "separate budgets: the sum of the budgets can be spent on the same people."
             )
     write_prose(
         "More: confide ledger remaining NAME, history NAME. Before a run: confide ledger cost."
-        if found
+        if budgets
         else "No data set is registered yet: confide ledger register --help."
     )
     if public:
@@ -369,22 +369,22 @@ def record(entry: Entry) -> dict[str, Any]:
     }
 
 
-def show_standing(dataset: str, found: dict[str, Any]) -> None:
+def show_standing(dataset: str, standing: dict[str, Any]) -> None:
     """Write a budget: its terms, the capacity of both ways, and the spent part."""
-    if found["epsilon"] is None:
+    if standing["epsilon"] is None:
         rows: dict[str, object] = {"budget": "none: the data are made up"}
     else:
-        way = found["way"]
-        plan, filtered = (found["ways"][name] for name in ("one plan", "any sequence"))
-        infinite = found["renyi_order"] == "infinity"
+        way = standing["way"]
+        plan, filtered = (standing["ways"][name] for name in ("one plan", "any sequence"))
+        infinite = standing["renyi_order"] == "infinity"
         unit = "ε" if infinite else "ρ"
-        order = "" if infinite else f" at Rényi order {found['renyi_order']:g}"
-        kept = " (a study: everything stays with the operator)" if found["of_study"] else ""
+        order = "" if infinite else f" at Rényi order {standing['renyi_order']:g}"
+        kept = " (a study: everything stays with the operator)" if standing["of_study"] else ""
         rows = {
-            "unit": found["unit"],
-            "neighbours": found["relation"],
-            "ε": f"{found['epsilon']:g}{kept}",
-            "δ": found["delta"],
+            "unit": standing["unit"],
+            "neighbours": standing["relation"],
+            "ε": f"{standing['epsilon']:g}{kept}",
+            "δ": standing["delta"],
             "one plan, fixed before its first release": (
                 f"ε up to {plan['rho']:g} at δ {plan['delta']:g}, by PLD; then closed"
             ),
@@ -392,42 +392,42 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
                 f"{unit} up to {filtered['rho']:.4g}{order}, δ up to {filtered['delta']:.3g}"
             ),
             "admits": _ADMITS[way],
-            "spent": f"{found['share']:.1%}",
+            "spent": f"{standing['share']:.1%}",
         }
         if way == "any sequence":
-            spent = found["spent"]
+            spent = standing["spent"]
             rows |= {f"{unit} spent": spent["rho"], "δ spent": spent["delta"]}
     rows |= {
-        "releases": found["charged_entries"],
-        "of them not settled": found["unsettled"],
-        "the operator's, without guarantee": found["operator_releases"],
+        "releases": standing["charged_entries"],
+        "of them not settled": standing["unsettled"],
+        "the operator's, without guarantee": standing["operator_releases"],
     }
-    if found["budget"] != dataset:
-        rows = {"shares the budget of": found["budget"], **rows}
+    if standing["budget"] != dataset:
+        rows = {"shares the budget of": standing["budget"], **rows}
     write_pairs(f"Budget of {dataset}", rows)
 
 
-def show_cost(job: str, found: dict[str, Any]) -> None:
+def show_cost(job: str, cost: dict[str, Any]) -> None:
     """Write the cost of the next run to one data set."""
-    limited, new = found["charge"] is not None, found["new_releases"]
+    limited, new = cost["charge"] is not None, cost["new_releases"]
     said = "DOES NOT FIT: it would be refused before it begins"
-    if found["fits"]:
-        said = "fits" if not limited else FITS[found["way"]]
+    if cost["fits"]:
+        said = "fits" if not limited else FITS[cost["way"]]
     if not new:
         said = "nothing new: the ledger holds all of it"
     rows = {
-        "releases": found["releases"],
+        "releases": cost["releases"],
         "of them new": new,
-        "ε of them together": found["epsilon"],
-        "δ of them together": found["delta"],
-        "share of the budget": f"{found['share']:.1%}" if limited else "no limit",
-        "left after it": f"{found['left_after']:.1%}" if limited else "no limit",
+        "ε of them together": cost["epsilon"],
+        "δ of them together": cost["delta"],
+        "share of the budget": f"{cost['share']:.1%}" if limited else "no limit",
+        "left after it": f"{cost['left_after']:.1%}" if limited else "no limit",
     }
     if limited and new:
-        rows["how many such runs fit from now on"] = found["more_of_the_same"]
-    write_pairs(f"The next {job} on {found['dataset']}: {said}", rows)
-    if found["refusal"]:
-        write_prose(f"Why: {found['refusal']}.")
+        rows["how many such runs fit from now on"] = cost["more_of_the_same"]
+    write_pairs(f"The next {job} on {cost['dataset']}: {said}", rows)
+    if cost["refusal"]:
+        write_prose(f"Why: {cost['refusal']}.")
 
 
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:

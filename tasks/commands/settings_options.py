@@ -98,10 +98,10 @@ def _refuse_missing_columns(settings: JobSettings) -> None:
         from dp_core.data.readers.note_tables import columns_of, layout_of  # imports pyarrow
 
         try:
-            found = columns_of(Path(path), format, layout_of(format, columns))
+            roles = columns_of(Path(path), format, layout_of(format, columns))
         except BadInput as error:
             raise BadInput(error.what, where=f"{role}_columns", fix=error.fix) from None
-        if role == "private" and settings.unit == "patient" and "patient" not in found:
+        if role == "private" and settings.unit == "patient" and "patient" not in roles:
             raise BadInput(
                 "the unit is the patient, and no column of patients is named or recognised",
                 where="private_columns",

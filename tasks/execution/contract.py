@@ -141,10 +141,10 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             context.close()
     last: Target | None = "parent" if spec.ends_run else "model" if run.point else None
     judged = result.facts.get("judged", ())
-    against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
+    against = [model["sentence"] for model in judged if model["verdict"] == "contradicted"]
     tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
-    for one in judged:
-        send(Judged(model=one["name"], verdict=one["verdict"], sentence=one["sentence"]))
+    for model in judged:
+        send(Judged(model=model["name"], verdict=model["verdict"], sentence=model["sentence"]))
     if against:  # everything is written by now, and a retry would find the same
         raise Contradicted(" ".join(against), where=run.task, fix="Do not release the model.")
     return result

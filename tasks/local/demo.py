@@ -136,9 +136,9 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
     instance = [f"map_index={failed['map_index']}"] if failed["map_index"] >= 0 else []
     of_task = folder.joinpath(f"task_id={failed['task_id']}", *instance)
     log = of_task / f"attempt={failed['try_number']}.log"
-    told = follower.told(failed)
-    code = f" (exit code {told.failed.exit_code})" if told.failed else ""
-    reason = told.reason("failed").rstrip(".") + code
+    failure = follower.told(failed)
+    code = f" (exit code {failure.failed.exit_code})" if failure.failed else ""
+    reason = failure.reason("failed").rstrip(".") + code
     raise ConfideError(reason, where=str(failed["task_id"]), fix=f"Its log: {log}")
 
 

@@ -236,8 +236,8 @@ def pretraining(
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
     target = None
     if private and s.target_epsilon is not None:
-        others = [one for one in front.values() if isinstance(one, VocabularySpec | PhrasesSpec)]
-        charged = tuple(one for one in others if one.charges)
+        others = [step for step in front.values() if isinstance(step, VocabularySpec | PhrasesSpec)]
+        charged = tuple(step for step in others if step.charges)
         target = CalibrationTarget(epsilon=s.target_epsilon, alongside=charged)
     clipped = None
     if not private and s.nonprivate_clip_norm is not None:

@@ -490,7 +490,7 @@ class PretrainSpec(TrainingSpec):
         if maskings > 1 and self.mode != "dp":
             raise ValueError("maskings_per_example: only DP pre-training repeats a row")
         kept = self.kept_updates
-        if kept != tuple(sorted(set(kept))) or not all(0 < one < self.updates for one in kept):
+        if kept != tuple(sorted(set(kept))) or not all(0 < n < self.updates for n in kept):
             raise ValueError("kept_updates: they must rise, and lie below updates")
         if self.asked:
             self._refuse_beyond_the_bounds(self.asked)
@@ -598,7 +598,7 @@ class SelectSpec(StepSpec):
 
     @model_validator(mode="after")
     def _releases_one_model(self) -> Self:
-        if any(one.kept_updates for one in self.candidates):
+        if any(candidate.kept_updates for candidate in self.candidates):
             raise ValueError("kept_updates: a selection releases its best model alone")
         varied = {"plan", "training", "batches", "updates"}
         first, *others = (candidate.model_dump(exclude=varied) for candidate in self.candidates)

@@ -165,9 +165,9 @@ def refuse_large_deltas(planned: Iterable[Entry], inherited: Iterable[ReleaseRec
     planned, inherited = list(planned), {r.ledger_id: r for r in inherited}.values()
     for dataset in dict.fromkeys(release.dataset for release in planned):
         every: list[Entry | ReleaseRecord] = [*planned, *inherited]
-        own = [r for r in every if r.dataset == dataset]
-        units = max(r.declared_units for r in own)
-        refuse_large_delta((r.delta for r in own), units, f"δ of the data set {dataset}")
+        of_dataset = [r for r in every if r.dataset == dataset]
+        units = max(r.declared_units for r in of_dataset)
+        refuse_large_delta((r.delta for r in of_dataset), units, f"δ of the data set {dataset}")
 
 
 def vocabulary_plan(spec: specs.VocabularySpec) -> PartitionSelection:

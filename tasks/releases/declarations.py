@@ -200,8 +200,8 @@ def _temporary_folder(deployment: Deployment) -> Iterator[Path]:
 def _is_among_ours(uri: str, deployment: Deployment) -> bool:
     """Return whether a path is inside the deployment's store or home, or contains one of them."""
     if is_remote(uri):
-        one, other = f"{uri.rstrip('/')}/", f"{deployment.store}/"
-        return one.startswith(other) or other.startswith(one)
+        place, store = f"{uri.rstrip('/')}/", f"{deployment.store}/"
+        return place.startswith(store) or store.startswith(place)
     folders = [deployment.home]
     if not is_remote(deployment.store):
         folders.append(local_path(deployment.store))

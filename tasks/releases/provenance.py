@@ -169,7 +169,7 @@ def model_at(
         raise BadInput(
             f"no model was kept after {updates} updates",
             where="model_updates",
-            fix=f"There are those after {', '.join(str(one) for one in kept)}.",
+            fix=f"There are those after {', '.join(map(str, kept))}.",
         )
     folder, known = kept[updates], training.facts.get("weights_digest")
     digest = sha256_of(folder / "model.safetensors") if known else ""

@@ -123,8 +123,8 @@ class RunReleases:
         (training,) = (spec for spec in charged if isinstance(spec, PretrainSpec))
         dataset = planned_release(training).dataset
         others = [planned_release(spec) for spec in charged if spec is not training]
-        own = (release for release in others if release.dataset == dataset)
-        return cls(training_plan(training), tuple(own), training.private_plan.example_words)
+        of_dataset = (release for release in others if release.dataset == dataset)
+        return cls(training_plan(training), tuple(of_dataset), training.private_plan.example_words)
 
     @property
     def events_alongside(self) -> list[MechanismEvent]:
@@ -338,12 +338,12 @@ def _phrase_case(settings: JobSettings, name: str, factor: float, price: float) 
 def verdict(expected: Mapping[str, Expected]) -> str:
     """Return one sentence on whether a training is expected to beat public text alone."""
     first = next(iter(expected.values()))
-    if all(one.is_hopeless for one in expected.values()):
+    if all(outcome.is_hopeless for outcome in expected.values()):
         return (
             "This budget cannot be expected to beat training on public text only: train on public "
             "text alone, which costs nothing, or find more units or a larger ε."
         )
-    if not all(one.beats_public_only for one in expected.values()):
+    if not all(outcome.beats_public_only for outcome in expected.values()):
         return (
             f"This budget may beat training on public text only, by {first.share:.0%} of the gain, "
             "but the measured trainings are too few, or spread too much, to be sure of it."
@@ -449,8 +449,8 @@ def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
         shares = (words_share(budget.epsilon, phrases),)
     if not _vocabulary(RunReleases.of(settings)):
         return [settings]
-    told = [share_of(budget.epsilon, share) for share in shares]
-    return [changed(settings, vocabulary_epsilon=own) for own in dict.fromkeys(told)]
+    epsilons = [share_of(budget.epsilon, share) for share in shares]
+    return [changed(settings, vocabulary_epsilon=epsilon) for epsilon in dict.fromkeys(epsilons)]
 
 
 def _vocabulary(spending: RunReleases) -> ThresholdedHistogram | NoisedWeights | None:
@@ -480,7 +480,7 @@ def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | 
 
 def _as_gaussians(event: MechanismEvent) -> MechanismEvent:
     if isinstance(event, PhraseRounds):
-        return compose(*(_as_gaussians(one) for one in event.rounds))
+        return compose(*(_as_gaussians(training) for training in event.rounds))
     if not isinstance(event, ThresholdedHistogram | NoisedWeights):
         return event
     single = PoissonGaussian.single(1.0, 1 / event.mu, 1, unit=event.unit)
@@ -503,26 +503,26 @@ def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1
         epsilon: of the training alone.
         rows_read: rows read by the training, as a multiple of the rows that the settings read.
     """
-    told = RunReleases.of(settings)
-    delta = told.training.delta
+    releases = RunReleases.of(settings)
+    delta = releases.training.delta
     mu = brentq(lambda mu: float(gaussian_delta(epsilon, mu)) - delta, 1e-6, 100.0)
 
     def by_limit(plan: ExecutionPlan) -> float:
         noised = replace(plan, noise_multiplier=noise_by_limit(plan, mu))
-        return noise_to_signal(noised, told.recipe)
+        return noise_to_signal(noised, releases.recipe)
 
     likely = heapq.nsmallest(
-        _LIKELY, _with_batches(settings, rows_read), key=lambda one: by_limit(one[1])
+        _LIKELY, _with_batches(settings, rows_read), key=lambda pair: by_limit(pair[1])
     )
     tried = []
-    for one, _ in likely:
+    for likely_settings, _ in likely:
         try:
-            tried.append(_roughly_noised(one, epsilon))
+            tried.append(_roughly_noised(likely_settings, epsilon))
         except ConfideError:
             continue  # σ is larger than a setting allows
     if not tried:
         return settings
-    return min(tried, key=lambda one: RunReleases.of(one).noise_to_signal)
+    return min(tried, key=lambda noised: RunReleases.of(noised).noise_to_signal)
 
 
 def _with_batches(
@@ -530,19 +530,19 @@ def _with_batches(
 ) -> Iterator[tuple[JobSettings, ExecutionPlan]]:
     """Yield settings and plan for each batch size, rows and maskings at this number of rows."""
     units = settings.declared_units
-    told = settings.epochs * settings.examples_per_step * settings.maskings_per_example * rows_read
+    reads = settings.epochs * settings.examples_per_step * settings.maskings_per_example * rows_read
     for rows, maskings in rows_to_try(settings.max_examples_per_unit):
-        epochs = told / (rows * maskings)
+        epochs = reads / (rows * maskings)
         for batch in batches_to_try(units, epochs * units):
             try:
-                one = changed(
+                changed_settings = changed(
                     settings,
                     batch_size=batch,
                     epochs=float(f"{epochs:.3g}"),
                     examples_per_step=rows,
                     maskings_per_example=maskings,
                 )
-                yield one, RunReleases.of(one).training
+                yield changed_settings, RunReleases.of(changed_settings).training
             except ConfideError:
                 continue  # this batch size is inconsistent with other settings
 

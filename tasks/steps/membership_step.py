@@ -78,13 +78,13 @@ def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
 
     Returns None if there is no claim for that unit: no total, another unit, or ε = ∞.
     """
-    own = [r for r in attacked.result.releases if r.dataset == fact(store, "dataset")]
-    if not own:
+    releases = [r for r in attacked.result.releases if r.dataset == fact(store, "dataset")]
+    if not releases:
         return PrivacyProfile.of_claim(0.0, 0.0)  # no private text went into the model
-    (total,) = totals(own)
+    (total,) = totals(releases)
     if total.epsilon is None or total.unit != fact(store, "unit") or not np.isfinite(total.epsilon):
         return None
-    event = compose(*(event_of(r).stating(PrivacyUnit(r.unit)) for r in own))
+    event = compose(*(event_of(r).stating(PrivacyUnit(r.unit)) for r in releases))
     profile = PrivacyProfile.of_event(event)
     return PrivacyProfile((*profile.pairs, (total.epsilon, total.delta)))
 
@@ -100,13 +100,13 @@ def _sample(
 ) -> Sample:
     corpus = corpus_at(context, spec.corpus_uri, "private")
     planted = output_of(context, spec.canaries_uri, "canaries", attacked)
-    for name, one, other in (
+    for name, value, other in (
         ("canaries_digest", fact(store, "canaries_digest"), fact(planted, "digest")),
         ("dataset", fact(store, "dataset"), fact(corpus, "dataset")),
         ("unit", fact(store, "unit"), spec.units.unit),
         ("words_per_unit", fact(store, "example_words"), spec.units.example_words),
     ):
-        if one != other:
+        if value != other:
             raise BadInput(f"its {name} is not that of the other inputs", where="private_store_uri")
     canaries, unit = read_canaries(planted.folder), PrivacyUnit(spec.units.unit)
     codes = None

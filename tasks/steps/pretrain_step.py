@@ -216,7 +216,7 @@ def _manifest(spec: PretrainSpec, inputs: TrainingInputs, plan: ExecutionPlan) -
         if inputs.initial
         else f"fresh {spec.shape.model_dump_json()}",
         plan=plan.to_json(),
-        kept_updates=" ".join(str(one) for one in spec.kept_updates),
+        kept_updates=" ".join(str(update) for update in spec.kept_updates),
         config=spec.training.identity(),
         seed=spec.seed,
         device=spec.device,

@@ -21,11 +21,11 @@ def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     if report.result.step != "report" or report.facts.get("is_sweep"):
         raise BadInput("not a job's report", where="report_uri", fix="Give a report step's output.")
     models = {
-        one["name"]: context.input(one["uri"])
-        for one in report.facts[JUDGED]
-        if is_of_job(one["name"])  # further trainings are only compared with it
+        verdict["name"]: context.input(verdict["uri"])
+        for verdict in report.facts[JUDGED]
+        if is_of_job(verdict["name"])  # further trainings are only compared with it
     }
     judged = judge(context.store, models, "unaudited")
-    for one in judged:
-        one["tags"]["confide.approved"] = "by a person"
+    for verdict in judged:
+        verdict["tags"]["confide.approved"] = "by a person"
     return StepOutput(outputs={}, facts={JUDGED: judged})

@@ -92,8 +92,8 @@ def _job(
     Each model also has its own run in MLflow, with the metrics of its steps.
     """
     report = job_results.job_report(spec, context, points, missing)
-    verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
-    against = " ".join(one["sentence"] for one in judged if one["verdict"] == "contradicted")
+    verdicts = (Fact("Audits", model["verdict"], Label.DP, model["sentence"]) for model in judged)
+    against = " ".join(model["sentence"] for model in judged if model["verdict"] == "contradicted")
     if (share := job_results.audit_time(points.values())) is not None:
         context.measure("audit_time_over_training", share)
     for name, value in _headlines(next(row for row in report.models if row.name == DP_MODEL.name)):
@@ -127,9 +127,12 @@ def _judged(
 
     An audit does not choose between the points of a sweep, and further trainings are only compared.
     """
-    own = {name: output for name, output in models.items() if is_of_job(name)}
-    others = {name: output for name, output in models.items() if name not in own}
-    return [*judge(context.store, own, spec.promotion), *judge(context.store, others, "approved")]
+    of_job = {name: output for name, output in models.items() if is_of_job(name)}
+    others = {name: output for name, output in models.items() if name not in of_job}
+    return [
+        *judge(context.store, of_job, spec.promotion),
+        *judge(context.store, others, "approved"),
+    ]
 
 
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:

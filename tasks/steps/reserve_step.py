@@ -74,7 +74,7 @@ def _refuse_start(spec: ReserveSpec, facts: Mapping[str, Any]) -> None:
             where="public_model",
             fix="Set public_steps, so that public text trains the head first.",
         )
-    fresh = any(isinstance(one, PretrainSpec) and not one.init_uri for one in spec.charged)
+    fresh = any(isinstance(s, PretrainSpec) and not s.init_uri for s in spec.charged)
     if fresh and not (spec.shape.layers and spec.shape.hidden):
         raise BadInput(
             "a fresh model does not take its shape from public_model",

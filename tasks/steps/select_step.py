@@ -85,18 +85,18 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
 
     def trained(number: int) -> _Trained:
         drawn = draw_candidate(event, charged.seed, number)
-        one = spec.candidates[drawn]
+        candidate = spec.candidates[drawn]
         model = train(
             start,
-            objective_for(start.config, words if one.training.whole_words else None),
+            objective_for(start.config, words if candidate.training.whole_words else None),
             store=store,
             updates=PrivateUpdates(plans[drawn], training_seed(charged.seed, number), content),
-            config=one.training,
-            seed=one.seed,
+            config=candidate.training,
+            seed=candidate.seed,
             checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
-            device=one.device,
+            device=candidate.device,
         )  # without progress, which would reveal the number of trainings
-        return _Trained(drawn, model, score(model, public, one.seed)[1])
+        return _Trained(drawn, model, score(model, public, candidate.seed)[1])
 
     with silence():  # TensorFlow's warnings would reveal the number of trainings
         trainings = map(trained, range(draw_count(event, charged.seed)))

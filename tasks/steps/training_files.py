@@ -344,12 +344,12 @@ def write_model(
         earlier: models of the same training that are kept, by number of updates done.
         released_after: as in `statements.write_statement`.
     """
-    folders = {kept_folder(done): one for done, one in (earlier or {}).items()}
-    for name, one in {"": model, **folders}.items():
+    folders = {kept_folder(done): kept_model for done, kept_model in (earlier or {}).items()}
+    for name, kept_model in {"": model, **folders}.items():
         folder = context.out / name
-        save(merged(one), folder, vocabulary.folder)
-        if adapters_of(one.parameters):
-            save_adapter(one, folder / ADAPTER_FOLDER)
+        save(merged(kept_model), folder, vocabulary.folder)
+        if adapters_of(kept_model.parameters):
+            save_adapter(kept_model, folder / ADAPTER_FOLDER)
         write_statement(
             folder, context.releases, made_up=context.made_up, released_after=released_after
         )
@@ -424,7 +424,7 @@ class KeptModels:
                 fix="Delete the checkpoints of this training and run it again: it makes the same "
                 "models, and is not charged again.",
             )
-        if any(arrays_digest(arrays[update]) != own for update, own in self._own.items()):
+        if any(arrays_digest(arrays[update]) != digest for update, digest in self._own.items()):
             # Both have the same noise but may differ in rounding, so they may not both be released.
             raise ConfideError(
                 "another process has trained the same at the same time, and kept other models",

@@ -26,8 +26,8 @@ def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
     config = spec.config
     written = write_documents(phrases, config.written_documents, config.written_words, spec.seed)
     write_corpus(itertools.chain(written, _public_documents(spec, context)), context.out)
-    own = (d.text for d in open_corpus(context.out) if d.document_id.startswith(WRITTEN))
-    shown = itertools.islice(own, SHOWN)
+    texts = (d.text for d in open_corpus(context.out) if d.document_id.startswith(WRITTEN))
+    shown = itertools.islice(texts, SHOWN)
     (context.out / SAMPLE).write_text("\n\n".join(shown) + "\n", encoding="utf-8")
     context.measure("documents", Dp(config.written_documents))
     return StepOutput(

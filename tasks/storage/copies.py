@@ -99,16 +99,16 @@ class Copies:
     def _make_room(self, lock: Path, size: int) -> None:
         """Remove old copies, and others until `size` bytes fit; claim them for this lock."""
         with exclusive(self._folder / ".room"):  # two processes must not claim the same space
-            others = {one: _size(one) for one in self._folder.glob("*.lock") if one != lock}
+            others = {file: _size(file) for file in self._folder.glob("*.lock") if file != lock}
             taken = sum(others.values())
             bound = self._bound
             if bound is None:
                 bound = (shutil.disk_usage(self._folder).free + taken) // 2
-            for one in sorted(others, key=_last_use):
-                if taken + size <= bound and time.time() - _last_use(one) <= UNUSED:
+            for file in sorted(others, key=_last_use):
+                if taken + size <= bound and time.time() - _last_use(file) <= UNUSED:
                     break
-                if _remove_if_free(one):
-                    taken -= others[one]
+                if _remove_if_free(file):
+                    taken -= others[file]
             lock.write_text(str(size))
 
 

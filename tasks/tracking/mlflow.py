@@ -122,9 +122,9 @@ def grouped(events: Sequence[Event], identity: Identity) -> list[list[Event]]:
     The end of an earlier attempt is omitted if a later attempt has begun.
     """
     groups: dict[tuple[int, str, str, str], list[Event]] = {}
-    began = max((at for at, event in enumerate(events) if isinstance(event, Begun)), default=-1)
-    for at, event in enumerate(events):
-        if at >= began or not isinstance(event, AttemptEnded):
+    began = max((i for i, event in enumerate(events) if isinstance(event, Begun)), default=-1)
+    for i, event in enumerate(events):
+        if i >= began or not isinstance(event, AttemptEnded):
             label = getattr(event, "label", Label.PUBLIC)
             key = (
                 KINDS.index(type(event)),

@@ -223,22 +223,22 @@ class _Lines:
 
     def end(self, name: str, quarantine: Quarantine) -> Iterator[Sentence]:
         """Yield the sentence, or put its lines into quarantine."""
-        found = None if self._problem else self._entities()
-        if found is None:
+        entities_of_tokens = None if self._problem else self._entities()
+        if entities_of_tokens is None:
             for number in self._of_line:
                 quarantine.reject(self._problem or Reason.OFFSETS, f"{name}.txt:{number}")
         elif self._tokens:
-            yield annotated(self._tokens, found, name)
+            yield annotated(self._tokens, entities_of_tokens, name)
 
     def _entities(self) -> list[Entity] | None:
         """Return the entities, or None if a concept does not fit."""
-        found = []
+        extents = []
         for c in self._concepts:
             span = range(self._index(c.begin), self._index(c.end) + 1)
             if span.start < 0 or not span or not self._holds(span, c):
                 return None
-            found.append((c.kind, span.start, span.stop))
-        return found
+            extents.append((c.kind, span.start, span.stop))
+        return extents
 
     def _holds(self, span: range, concept: _Concept) -> bool:
         """Return whether the text at the offsets equals the concept; 2011 may omit line breaks."""

@@ -213,12 +213,12 @@ def input_files(
     Raises:
         BadInput: as `entries`; or the folder has no file with the suffix.
     """
-    found = entries(path)
-    if found == [path]:
-        return found
+    files = entries(path)
+    if files == [path]:
+        return files
     suffixes = (suffix,) if isinstance(suffix, str) else suffix
-    wanted = [file for file in found if _ends_in(file, *suffixes)]
-    for file in found:
+    wanted = [file for file in files if _ends_in(file, *suffixes)]
+    for file in files:
         if not _ends_in(file, *suffixes, *others):
             quarantine.pass_over(location_of(file, path))
     if not wanted:

@@ -164,8 +164,8 @@ class ComposedPld:
             return (self._cumulant(theta) + _gap(theta) - math.log(delta)) / theta
 
         limits, options = (math.log(1e-6), math.log(1e7)), {"xatol": _TILT_TOLERANCE}
-        found = minimize_scalar(bound, bounds=limits, method="bounded", options=options)
-        return math.exp(float(found.x))
+        optimum = minimize_scalar(bound, bounds=limits, method="bounded", options=options)
+        return math.exp(float(optimum.x))
 
     def _tilt_at(self, epsilon: float) -> float:
         """Return the θ that minimises the moment bound K(θ) − θε + g(θ) on ln δ, convex in θ."""
@@ -214,10 +214,10 @@ class ComposedPld:
             s = sign * math.exp(x)
             return sign * (self._cumulant(theta + s) - base - _OUTSIDE) / s
 
-        found = minimize_scalar(
+        optimum = minimize_scalar(
             bound, bounds=(math.log(1e-6), math.log(1e8)), method="bounded", options={"xatol": 0.1}
         )
-        return sign * float(found.fun)
+        return sign * float(optimum.fun)
 
 
 def _gap(theta: float) -> float:
@@ -325,8 +325,8 @@ def composed_profile(event: MechanismEvent) -> Callable[[float], float]:
 def _epsilon(
     event: MechanismEvent, steps: Sequence[SelfComposed], delta: float, interval: float
 ) -> float:
-    found = _on_grid(steps, interval, lambda plds: max(pld.epsilon(delta) for pld in plds))
-    return _by_rdp(event, delta) if found is None else found  # in the thousands: valid is enough
+    by_pld = _on_grid(steps, interval, lambda plds: max(pld.epsilon(delta) for pld in plds))
+    return _by_rdp(event, delta) if by_pld is None else by_pld  # in the thousands: valid is enough
 
 
 def _by_rdp(event: MechanismEvent, delta: float) -> float:

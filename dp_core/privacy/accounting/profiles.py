@@ -397,11 +397,11 @@ class HistogramProfile(Profile):
         waiting = [(1, end, places), (end, end, places), (0, 0, places)]
         while waiting:
             i, j, places = waiting.pop()
-            found = bounds(blocks[i][0], blocks[j][1], every[places])
-            above = np.any(found > worst[:, places], axis=0)
+            upper = bounds(blocks[i][0], blocks[j][1], every[places])
+            above = np.any(upper > worst[:, places], axis=0)
             places = places[above]
             if i == j:
-                worst[:, places] = np.maximum(worst[:, places], found[:, above])
+                worst[:, places] = np.maximum(worst[:, places], upper[:, above])
             elif len(places):
                 middle = (i + j) // 2
                 waiting += [(i, middle, places), (middle + 1, j, places)]
