@@ -24,10 +24,10 @@ def wait_for(
 ) -> Any:
     """Return the condition's value as soon as it is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
         time.sleep(pause)
-    return found
+    return value
 
 
 def completed(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -27,8 +27,8 @@ _MARKS = (b'"', b"\0", b"\n", b"\r", b"{", b"\\", b"\xef\xbb\xbf", b"\xff", b"\t
 def corrupted(data: bytes, rng: random.Random) -> bytes:
     """Return the data after one to three random corruptions."""
     for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(data) + 1)
-        before, after = data[:at], data[at:]
+        place = rng.randrange(len(data) + 1)
+        before, after = data[:place], data[place:]
         noise = bytes(rng.randrange(256) for _ in range(rng.randint(1, 9)))
         mark = rng.choice(_MARKS)
         data = rng.choice(
@@ -70,7 +70,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
         if isinstance(value, dict)
         else range(len(value) if isinstance(value, list) else 0)
     )
-    found = [(value, key) for key in keys]
+    places = [(value, key) for key in keys]
     for key in list(keys):
-        found += _places(value[key])
-    return found
+        places += _places(value[key])
+    return places

@@ -111,8 +111,8 @@ class LauncherConformance:
 
     def test_a_finished_step_answers_with_its_output_and_its_run(self, monkeypatch):
         operator = self.operator()
-        told = [TrackedAt(url=URL), StepProgress(done=2, total=2)]
-        answer = self.run(operator, [(0, told)], monkeypatch)
+        messages = [TrackedAt(url=URL), StepProgress(done=2, total=2)]
+        answer = self.run(operator, [(0, messages)], monkeypatch)
         assert answer["outputs"] == [plan({}, None)["vocabulary"].output]
         assert operator.tracked_at == URL
 
@@ -129,9 +129,9 @@ class LauncherConformance:
         self, code, words, never_again, monkeypatch
     ):
         operator = self.operator()
-        told = [TrackedAt(url=URL), Failed(exit_code=code, reason="what is wrong")]
+        messages = [TrackedAt(url=URL), Failed(exit_code=code, reason="what is wrong")]
         with pytest.raises(AirflowException, match=rf"^what is wrong \(.*{words}") as raised:
-            self.run(operator, [(code, told)], monkeypatch)
+            self.run(operator, [(code, messages)], monkeypatch)
         assert isinstance(raised.value, AirflowFailException) is never_again
         assert operator.tracked_at == URL  # a failed step also has an MLflow run
 

@@ -36,8 +36,8 @@ def test_promotion_waits_for_the_person_who_reads_the_report_s_verdict(asked):
     assert specs["report"].promotion == "approved"
     assert specs["promote"].report_uri == specs["report"].output
     task = asked.get_task("approval")
-    told = {"verdicts": {"With DP / pretraining": "ε = 4: consistent with Bound."}}
-    body = Template(task.body).render(ti=SimpleNamespace(xcom_pull=lambda **_: told))
+    answer = {"verdicts": {"With DP / pretraining": "ε = 4: consistent with Bound."}}
+    body = Template(task.body).render(ti=SimpleNamespace(xcom_pull=lambda **_: answer))
     assert "**With DP / pretraining**: ε = 4: consistent with Bound." in body
     nothing = Template(task.body).render(ti=SimpleNamespace(xcom_pull=lambda **_: None))
     assert "no model" in nothing
@@ -60,7 +60,7 @@ class Person:
         return "A reviewer"
 
 
-def answer_when_asked(dag_id, option, told):
+def answer_when_asked(dag_id, option, questions):
     """Wait until the task awaits an answer, record its text, and answer."""
     from airflow.api_fastapi.core_api.datamodels.hitl import UpdateHITLDetailPayload
     from airflow.api_fastapi.core_api.routes.public.hitl import update_hitl_detail
@@ -75,7 +75,7 @@ def answer_when_asked(dag_id, option, told):
             waiting = TaskInstance.state == "awaiting_input"
             asked = session.scalars(query.where(TaskInstance.dag_id == dag_id, waiting)).first()
             if asked:
-                told.append((asked.subject, asked.body, asked.task_instance.run_id))
+                questions.append((asked.subject, asked.body, asked.task_instance.run_id))
                 payload = UpdateHITLDetailPayload(chosen_options=[option])
                 run_id = asked.task_instance.run_id
                 update_hitl_detail(dag_id, run_id, "approval", payload, Person(), session)
@@ -118,13 +118,13 @@ def small(database, tmp_path):
 
 @pytest.mark.parametrize(("option", "promoted"), [("Approve", "success"), ("Reject", "skipped")])
 def test_airflow_waits_for_a_person_and_follows_the_decision(small, option, promoted):
-    told = []
-    person = threading.Thread(target=answer_when_asked, args=("asks", option, told))
+    questions = []
+    person = threading.Thread(target=answer_when_asked, args=("asks", option, questions))
     person.start()
     done = small.test()
     person.join()
     states = {ti.task_id: ti.state for ti in done.get_task_instances()}
     assert states == {"report": "success", "approval": "success", "promote": promoted}
-    ((subject, body, run_id),) = told
+    ((subject, body, run_id),) = questions
     assert subject == f"Promote the model of {run_id}?"
     assert "**With DP / pretraining**: ε = 4: consistent with Bound." in body

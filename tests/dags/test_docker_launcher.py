@@ -216,7 +216,7 @@ def test_no_cut_and_no_mixture_changes_a_line(size, seed):
         False: ["a line of the log", "€", "12/20"],
     }
     waiting = {
-        stream: "".join(f"{one}\n" for one in said).encode() for stream, said in lines.items()
+        stream: "".join(f"{line}\n" for line in said).encode() for stream, said in lines.items()
     }
     pieces: list[tuple[bytes | None, bytes | None]] = []
     while left := [stream for stream in waiting if waiting[stream]]:
@@ -269,8 +269,8 @@ def engine() -> Iterator[Any]:
 
 def containers(client: Any) -> list[Any]:
     labels = {"label": f"{RUN}=dp_bert/{RUN_ID}"}
-    found: list[Any] = client.containers.list(all=True, filters=labels)
-    return found
+    matches: list[Any] = client.containers.list(all=True, filters=labels)
+    return matches
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def worker(engine: Any, way: str) -> subprocess.Popen[bytes]:
 
     def started() -> bool:
         assert process.poll() is None, f"the worker ended with {process.returncode}"
-        return any(b"started" in one.logs() for one in containers(engine))
+        return any(b"started" in container.logs() for container in containers(engine))
 
     wait_for(started, 60)
     return process
@@ -354,7 +354,7 @@ def test_a_worker_killed_without_a_word_leaves_nothing_running(engine, fake):
     process = worker(engine, "die")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait_for(lambda: all(one.status == "exited" for one in containers(engine)))
+    wait_for(lambda: all(container.status == "exited" for container in containers(engine)))
     (left,) = containers(engine)
     of_compose = {n: v for n, v in left.labels.items() if n.startswith("com.docker.compose.pro")}
     assert set(of_compose.values()) <= {""}  # Compose does not manage containers of steps

@@ -90,8 +90,8 @@ def test_a_file_that_is_not_there_is_refused_before_anything_is_registered(
 def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
     monkeypatch.delenv("CONFIDE_LAUNCHER", raising=False)
     for path in (str(tmp_path), "gs://bucket/a", None):
-        found = settings_to_start(JobSettings, {"public_model": path})
-        assert found.public_model == (path or "")
+        settings = settings_to_start(JobSettings, {"public_model": path})
+        assert settings.public_model == (path or "")
 
 
 @pytest.mark.cases
@@ -101,10 +101,10 @@ def test_preset_replaces_fields_with_their_default_value(dag, name, foreign):
     assert next(iter(params)) == "preset"
     assert params["preset"].resolve() == "none"
     chosen = {name: param.resolve() for name, param in params.items()} | {"preset": name}
-    told = json.loads((CHECKOUT / f"tasks/presets/{name}.json").read_text())
-    assert settings_from(model, chosen) == model(**told)
+    preset = json.loads((CHECKOUT / f"tasks/presets/{name}.json").read_text())
+    assert settings_from(model, chosen) == model(**preset)
     changed = settings_from(model, chosen | {"layers": 3})
-    assert changed == model(**told | {"layers": 3})
+    assert changed == model(**preset | {"layers": 3})
     assert foreign not in params["preset"].schema["enum"]
     with pytest.raises(AirflowFailException, match=f"preset: no '{foreign}' here"):
         settings_from(model, chosen | {"preset": foreign})

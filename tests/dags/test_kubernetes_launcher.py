@@ -42,10 +42,10 @@ def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
         if not isinstance(value, Mapping):
             return [f"{place}: not a {kind}"]
         names = {json: attribute for attribute, json in model.attribute_map.items()}
-        found = [f"{place}.{key}: {kind} has no such field" for key in value if key not in names]
+        faults = [f"{place}.{key}: {kind} has no such field" for key in value if key not in names]
         for key in value.keys() & names.keys():
-            found += unknown_fields(value[key], model.openapi_types[names[key]], f"{place}.{key}")
-        return found
+            faults += unknown_fields(value[key], model.openapi_types[names[key]], f"{place}.{key}")
+        return faults
     python = {"str": str, "int": int, "bool": bool, "float": (int, float), "object": object}
     right = isinstance(value, python[kind]) and (kind != "int" or not isinstance(value, bool))
     return [] if right else [f"{place}: not of type {kind}"]
@@ -108,13 +108,13 @@ def test_the_schema_check_can_fail():
 def test_a_run_s_name_cannot_ask_the_cluster_for_a_secret(step):
     step.describe(work_on(work("cpu").spec, run_key="dp_bert/$(CONFIDE_LEDGER)"))
     pod = step.build_pod_request_obj(dry_run=True)
-    (told,) = [e.value for e in pod.spec.containers[0].env if e.name == "CONFIDE_RUN_CONTEXT"]
-    assert "dp_bert/$$(CONFIDE_LEDGER)" in told
+    (context,) = [e.value for e in pod.spec.containers[0].env if e.name == "CONFIDE_RUN_CONTEXT"]
+    assert "dp_bert/$$(CONFIDE_LEDGER)" in context
 
 
 def test_a_deployment_s_own_templates_win(step, tmp_path, monkeypatch):
-    own = Path("dags/launcher/pods/cpu.yaml").read_text().replace("confide-steps", "their-steps")
-    (tmp_path / "cpu.yaml").write_text(own)
+    cpu = Path("dags/launcher/pods/cpu.yaml").read_text().replace("confide-steps", "their-steps")
+    (tmp_path / "cpu.yaml").write_text(cpu)
     granted = Path("dags/launcher/pods/granted.yaml").read_text().replace("-ledger", "-db")
     (tmp_path / "granted.yaml").write_text(granted)
     monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
@@ -185,9 +185,9 @@ class TestKubernetes(IsolatedLauncherConformance):
         )
         on_cluster = "confide-ray" in str(described)
         assert on_cluster == ("shared-memory" in str(described))
-        found = {Need.CHARGING: seeds, Need.CLUSTER: on_cluster}
-        found[Need.LEDGER] = "confide-ledger-reader" in secrets
-        return {need for need, has in found.items() if has}
+        needs = {Need.CHARGING: seeds, Need.CLUSTER: on_cluster}
+        needs[Need.LEDGER] = "confide-ledger-reader" in secrets
+        return {need for need, has in needs.items() if has}
 
     def run(
         self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
@@ -216,7 +216,7 @@ class TestKubernetes(IsolatedLauncherConformance):
             except TaskDeferred as again:
                 deferred.value.trigger = again.trigger
                 continue
-            names = [one.metadata.name for one in cluster.made]
+            names = [pod.metadata.name for pod in cluster.made]
             assert len(set(names)) == len(names) == expected
             return answer
 
@@ -230,15 +230,15 @@ class TestKubernetes(IsolatedLauncherConformance):
     def test_seeds_for_every_pod_and_needs_without_a_section_are_refused(
         self, monkeypatch, tmp_path
     ):
-        own = template("cpu")
-        own["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = SEEDS_AT
-        (tmp_path / "cpu.yaml").write_text(str(own))  # valid YAML
+        cpu = template("cpu")
+        cpu["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = SEEDS_AT
+        (tmp_path / "cpu.yaml").write_text(str(cpu))  # valid YAML
         monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
         with pytest.raises(AirflowFailException, match=r"granted\.yaml"):
             template("cpu")
         (tmp_path / "granted.yaml").write_text("sources: {}\n")
         with pytest.raises(AirflowFailException, match="no section 'charging'"):
-            granted(own, {Need.CHARGING})
+            granted(cpu, {Need.CHARGING})
 
 
 def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,9 +291,9 @@ def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
     step.describe(work("cpu"))
     context = context_of()
     context["ti"].try_number = 2
-    found = step.get_or_create_pod(pod("Pending"), context)
+    pod_of_retry = step.get_or_create_pod(pod("Pending"), context)
     assert len(cluster.made) == len(ended) == made
-    assert found.metadata.name == "first"
+    assert pod_of_retry.metadata.name == "first"
     assert "try_number" not in cluster.asked  # so that the pod of an earlier try is found too
 
 

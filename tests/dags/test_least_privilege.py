@@ -51,8 +51,8 @@ def test_who_reads_no_file_from_outside_is_not_shown_any():
 
 def test_the_cluster_is_for_steps_that_read_corpora_or_train_and_parse_nothing():
     """Cluster secrets allow code execution where private text is read, so no parser has them."""
-    told = {spec.step for spec in JOB.values() if Need.CLUSTER in spec.needs}
-    assert told == {"vocabulary", "token_store", "pretrain"}
+    steps = {spec.step for spec in JOB.values() if Need.CLUSTER in spec.needs}
+    assert steps == {"vocabulary", "token_store", "pretrain"}
     assert Need.CLUSTER in STEP_CLASSES["phrases"].privileges
     both = {Need.CLUSTER, Need.SOURCES}
     assert not [step for step, kind in STEP_CLASSES.items() if both <= kind.privileges]

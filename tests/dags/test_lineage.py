@@ -34,7 +34,7 @@ def test_names_ids_state_and_time_pass_and_all_else_stays():
         run=parent_run.Run(runId=ABOVE), job=parent_run.Job(namespace="confide", name="dp_bert")
     ).with_additional_properties(note=SECRET)
     output = f"pretrain/{'0' * 16}"
-    told = RunEvent(
+    run_event = RunEvent(
         eventTime=AT,
         eventType=RunState.FAIL,
         run=Run(
@@ -56,8 +56,8 @@ def test_names_ids_state_and_time_pass_and_all_else_stays():
         ],
         outputs=[Dataset(namespace="gs://bucket", name=output)],
     )
-    assert SECRET in Serde.to_json(told)
-    sent = NamesOnly({}).transform(told)
+    assert SECRET in Serde.to_json(run_event)
+    sent = NamesOnly({}).transform(run_event)
     text = Serde.to_json(sent)
     assert SECRET not in text
     event = json.loads(text)
@@ -65,7 +65,7 @@ def test_names_ids_state_and_time_pass_and_all_else_stays():
     assert event["run"]["runId"] == ID and set(event["run"]["facets"]) == {"parent"}
     assert event["run"]["facets"]["parent"]["run"]["runId"] == ABOVE
     assert event["job"]["name"] == "dp_bert.vocabulary" and not event["job"].get("facets")
-    assert [(one["namespace"], one["name"]) for one in event["inputs"]] == [(STORE, output)]
+    assert [(d["namespace"], d["name"]) for d in event["inputs"]] == [(STORE, output)]
     assert not event["inputs"][0].get("facets") and event["outputs"] == []
     job = JobEvent(eventTime=AT, job=Job(namespace="confide", name=SECRET))
     assert NamesOnly({}).transform(job) is None
@@ -79,12 +79,12 @@ def test_no_event_of_a_private_selection_leaves(facets, conf, passes):
 
     for task in ("", ".pretraining", ".report"):
         for facet in facets or ("none",):
-            own = {facet: SimpleNamespace(dagRun={"conf": conf})} if facets else {}
+            run_facets = {facet: SimpleNamespace(dagRun={"conf": conf})} if facets else {}
             event = RunEvent(
                 eventTime=AT, eventType=RunState.COMPLETE, run=Run(runId=ID),
                 job=Job(namespace="confide", name=f"dp_sweep{task}"),
             )  # fmt: skip
-            event.run.facets = own
+            event.run.facets = run_facets
             assert (NamesOnly({}).transform(event) is not None) is passes, (task, facet)
 
 
@@ -104,12 +104,12 @@ def test_a_step_reads_the_outputs_that_its_spec_names_and_writes_its_own():
     steps = job_steps(JobSettings(private_path="", phrases_epsilon=2.0))
     known = {spec.output.removeprefix("store://") for spec in steps.values()}
     for name, spec in steps.items():
-        found = lineage_of([spec])
-        assert [one.name for one in found.outputs] == [spec.output.removeprefix("store://")]
-        read = [one.name for one in found.inputs]
+        lineage = lineage_of([spec])
+        assert [d.name for d in lineage.outputs] == [spec.output.removeprefix("store://")]
+        read = [d.name for d in lineage.inputs]
         assert set(read) <= known and len(set(read)) == len(read), name
-        assert {one.namespace for one in [*found.inputs, *found.outputs]} == {STORE}
-    vocabulary = [one.name.partition("/")[0] for one in lineage_of([steps["vocabulary"]]).inputs]
+        assert {d.namespace for d in [*lineage.inputs, *lineage.outputs]} == {STORE}
+    vocabulary = [d.name.partition("/")[0] for d in lineage_of([steps["vocabulary"]]).inputs]
     assert sorted(vocabulary) == ["corpus", "corpus"]
     assert len(lineage_of([steps["report"]]).inputs) == len(steps) - 1
 
@@ -144,8 +144,8 @@ def test_events_of_a_run_contain_no_setting(tmp_path):
     assert events.exists(), run.stdout[-2000:] + run.stderr[-2000:]
     text = events.read_text()
     assert "jane-doe" not in text and "CONFIDE" not in text
-    told = [json.loads(line) for line in text.splitlines()]
-    of_task = [one for one in told if one["job"]["name"] == "privacy_audit.privacy_audit"]
-    assert [one["eventType"] for one in of_task] == ["START", "COMPLETE"]
+    emitted = [json.loads(line) for line in text.splitlines()]
+    of_task = [event for event in emitted if event["job"]["name"] == "privacy_audit.privacy_audit"]
+    assert [event["eventType"] for event in of_task] == ["START", "COMPLETE"]
     (written,) = of_task[-1]["outputs"]
     assert written["name"].startswith("privacy_audit/")

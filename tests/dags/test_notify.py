@@ -59,11 +59,11 @@ def test_no_notification_is_sent_without_addresses(monkeypatch):
 
 
 @pytest.mark.cases
-def test_notification_contains_the_reason_if_it_is_public(code, head, told):
+def test_notification_contains_the_reason_if_it_is_public(code, head, public):
     subject, text = message(context(failure(code, f"because of {PRIVATE}")))
     assert subject == f"Confide: {head}: dp_bert · report"
     assert "run manual__1" in text and "http://airflow/log" in text
-    assert (PRIVATE in text) == told
+    assert (PRIVATE in text) == public
 
 
 def test_a_strangers_exception_is_never_quoted():

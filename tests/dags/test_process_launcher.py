@@ -106,8 +106,8 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(store, monkeypatch)
     ProcessStep(task_id="canaries", plan=plan).execute(context)
     work = work_of("canaries", plan, context, None)
     channel = channel_file(store / "home", work.context.run_key, "canaries")
-    told = json.loads(Path(f"{channel}.env").read_text())
-    assert json.loads(told["CONFIDE_RUN_CONTEXT"]) == {
+    environment = json.loads(Path(f"{channel}.env").read_text())
+    assert json.loads(environment["CONFIDE_RUN_CONTEXT"]) == {
         "run_key": "dp_bert/manual__1",
         "run_name": "dp_bert 2026-01-02 03:04:05",
         "task": "canaries",
@@ -115,7 +115,7 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(store, monkeypatch)
         "ended": "dp_bert/",
         "hides_count": False,
     }
-    assert "PYTHONDONTWRITEBYTECODE" not in told
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
     spec = spec_from_json(_kept(store, work.spec.output))
     assert (spec, spec.seed) == (work.spec, 7)
 

@@ -50,19 +50,19 @@ def test_a_signal_is_a_fault_that_may_be_tried_again():
     ],
 )
 def test_only_a_message_of_this_version_names_the_run(line):
-    told = Follower()
-    assert not told.hear(line)
-    assert told.tracked_at == ""
-    assert told.hear(TrackedAt(url=URL).model_dump_json())
-    assert told.tracked_at == URL
+    follower = Follower()
+    assert not follower.hear(line)
+    assert follower.tracked_at == ""
+    assert follower.hear(TrackedAt(url=URL).model_dump_json())
+    assert follower.tracked_at == URL
 
 
 def test_a_channel_is_followed_line_by_line(tmp_path):
-    told = Follower(tmp_path / "channel")
-    assert told.look().progress == StepProgress(done=0, total=0)
+    follower = Follower(tmp_path / "channel")
+    assert follower.look().progress == StepProgress(done=0, total=0)
     with (tmp_path / "channel").open("a") as channel:
         for piece, done in (('{"kind": "progress", "done": 1, ', 0), ('"total": 2}\nnoise\n', 1)):
             channel.write(piece)
             channel.flush()
-            assert told.look().progress.done == done
-    assert told.reason() == "it ended without a word: see its log"
+            assert follower.look().progress.done == done
+    assert follower.reason() == "it ended without a word: see its log"

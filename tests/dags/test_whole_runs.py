@@ -205,8 +205,8 @@ def started_by(done):
 def test_wrong_settings_are_refused_before_the_budget_is_checked(run, dag, first, conf):
     done, tasks = run(dag, conf)
     assert done.state == DagRunState.FAILED
-    found = states(tasks)
-    assert (found[first], found["outcome"], found["budget"]) == (FAILED, FAILED, UPSTREAM)
+    by_task = states(tasks)
+    assert (by_task[first], by_task["outcome"], by_task["budget"]) == (FAILED, FAILED, UPSTREAM)
 
 
 def _spec_of(output: str) -> str:

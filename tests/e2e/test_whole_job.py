@@ -277,8 +277,8 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
 
 def test_reference_lists_every_metric_with_its_label(finished):
     for task in finished.steps:
-        for one in finished.result(task).metrics:
-            assert one.label in labels_of_metric(one.name), one
+        for metric in finished.result(task).metrics:
+            assert metric.label in labels_of_metric(metric.name), metric
 
 
 def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished):

@@ -105,7 +105,7 @@ SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Members
         ([GOOD, INVALID], "invalid"),
         ([invalid_record(right=60)], "invalid"),
         ([invalid_record(label=Label.OPERATOR)], "invalid"),
-        *[([GOOD] * at + [BAD] + [GOOD] * (3 - at), "contradicted") for at in range(4)],
+        *[([GOOD] * before + [BAD] + [GOOD] * (3 - before), "contradicted") for before in range(4)],
         ([INVALID, BAD], "contradicted"),
         ([record("contradicted", label=Label.OPERATOR), GOOD], "contradicted"),
     ],

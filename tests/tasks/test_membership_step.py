@@ -288,7 +288,7 @@ def test_ceiling_of_a_group_uses_group_privacy():
     profile = PrivacyProfile.of_claim(0.5, 1e-6)
     attack = Attack("loss", scored.scores, 0.0, np.ones(n, np.bool_))
     for claim, highest in ((profile, profile.leakage), (None, None)):
-        found = membership_findings(MEMBERSHIP, cast(Any, Grouped()), [attack], claim)
-        ceilings = [finding.ceiling for finding in found]
+        findings = membership_findings(MEMBERSHIP, cast(Any, Grouped()), [attack], claim)
+        ceilings = [finding.ceiling for finding in findings]
         assert ceilings == [highest, highest, claim and claim.for_group(3).leakage]
     assert profile.for_group(3).leakage > profile.leakage

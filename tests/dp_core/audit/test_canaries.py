@@ -89,10 +89,10 @@ def test_planting_keeps_canaries_whole_and_rows_in_bounds(bodies, unit):
         assert after[0] == 2
         assert after[-1] == 3
         assert len(after) <= 16
-        own = [i for i in after[1:-1] if i <= 900]
-        assert own == before[1:-1][: len(own)]  # cut only at the end
-        grown = len(after) - 2 - len(own)
-        assert len(own) == min(len(before) - 2, 14 - grown)  # no more than needed
+        kept = [i for i in after[1:-1] if i <= 900]
+        assert kept == before[1:-1][: len(kept)]  # cut only at the end
+        grown = len(after) - 2 - len(kept)
+        assert len(kept) == min(len(before) - 2, 14 - grown)  # no more than needed
         inserted += grown
     assert inserted == 5
     flat = [i for row in made for i in row]

@@ -114,8 +114,8 @@ def test_a_layer_unclipped(monkeypatch, record):
     true = rule.gradients
 
     def without_norm(self, g):
-        found = true(self, g)
-        return replace(found, squared_norms=0.0 * found.squared_norms)
+        gradients = true(self, g)
+        return replace(gradients, squared_norms=0.0 * gradients.squared_norms)
 
     monkeypatch.setattr(rule, "gradients", without_norm)
     assert_contradicted(audited(Guesses(400, 0)))
@@ -144,8 +144,8 @@ def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):
     monkeypatch.setattr(
         PoissonSampling, "draw", lambda law, seed, n, rate, step: true(law, seed, n, rate, 0)
     )
-    found = audited(Guesses(310, 0), engine_audit.DiracCanaries(46), sampling_rate=0.1, steps=20)
-    assert_contradicted(found)
+    verdict = audited(Guesses(310, 0), engine_audit.DiracCanaries(46), sampling_rate=0.1, steps=20)
+    assert_contradicted(verdict)
 
 
 @pytest.mark.slow
@@ -155,8 +155,8 @@ def test_a_sampler_that_deals_batches_in_a_fixed_order(monkeypatch):
         return np.arange(step % period, n, period)
 
     monkeypatch.setattr(PoissonSampling, "draw", dealt)
-    found = audited(Guesses(320, 0), engine_audit.DiracCanaries(64), sampling_rate=0.05, steps=200)
-    assert_contradicted(found)
+    audit = audited(Guesses(320, 0), engine_audit.DiracCanaries(64), sampling_rate=0.05, steps=200)
+    assert_contradicted(audit)
 
 
 def assert_contradicted(verdict):

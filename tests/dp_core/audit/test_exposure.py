@@ -136,11 +136,11 @@ def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not():
     assert learned.p_value < 1e-9
     assert learned.rank_exposure == pytest.approx(learned.rank_exposure_ceiling)
     assert learned.rank_exposure_ceiling == pytest.approx(math.log2(33))
-    found = summarise(rows)
-    assert found.remembers
-    assert found.largest == learned.exposure
-    assert found.largest_group == "HSH at p = 0.1"
-    assert found.largest_null_high > rows[-1].null_high  # maximum of two groups
+    summary = summarise(rows)
+    assert summary.remembers
+    assert summary.largest == learned.exposure
+    assert summary.largest_group == "HSH at p = 0.1"
+    assert summary.largest_null_high > rows[-1].null_high  # maximum of two groups
 
 
 def test_models_without_memory_are_hardly_ever_accused():
@@ -205,8 +205,8 @@ def test_rank_exposure_is_a_place_among_references_with_ties_shared():
 def test_the_mean_is_over_canaries_not_groups():
     few, many = _draw(1, 0.1, 1), _draw(3, 0.2, 2)
     rows = _rows([*few, *many], [[400.0], [1.0], [1.0], [2.0]], context=EMBEDDED)
-    found = summarise(rows)
-    assert found.mean == pytest.approx(math.log2(V) - math.log2(404 / 4))
+    summary = summarise(rows)
+    assert summary.mean == pytest.approx(math.log2(V) - math.log2(404 / 4))
     with pytest.raises(ValueError, match="alone"):
         summarise(rows, ALONE)
 
@@ -276,19 +276,19 @@ def test_embedded_rows_are_full_and_hold_the_whole_canary_at_random_places():
         start = position - canary.secret_index
         hints = [p for i, p in enumerate(canary.tokens) if i != canary.secret_index]
         around = np.delete(ids[1:-1], np.arange(start - 1, start - 1 + len(canary.tokens)))
-        found = np.delete(ids[start : start + len(canary.tokens)], canary.secret_index)
-        assert found.tolist() == hints
+        tokens = np.delete(ids[start : start + len(canary.tokens)], canary.secret_index)
+        assert tokens.tolist() == hints
         assert set(around.tolist()) <= set(filler)
     assert len(set(shown.positions[:repeats].tolist())) == 8  # every position of HSH in ten tokens
 
 
 def test_a_canarys_contexts_do_not_depend_on_the_others_but_do_on_the_seed():
-    both, own, other = (
+    both, single, other = (
         embedded(canaries, SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=seed)
         for canaries, seed in (([HSH, HS], 3), ([HS], 3), ([HS], 4))
     )
-    np.testing.assert_array_equal(both.input_ids[4:], own.input_ids)
-    assert (own.input_ids != other.input_ids).any()
+    np.testing.assert_array_equal(both.input_ids[4:], single.input_ids)
+    assert (single.input_ids != other.input_ids).any()
     for context in (alone, partial(embedded, filler=range(100, 200), repeats=1, seed=0)):
         with pytest.raises(ValueError, match="canary of 3 tokens"):
             context([HSH], SpecialIds(), 4)
@@ -418,11 +418,11 @@ def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path):
     strange = dataclasses.replace(others[0], id="other pattern", pattern="SHH")
     store = _planted_store(tmp_path, planted)
     data = _data(_model({}, 1), [*planted, nowhere, *others, strange], store)
-    shown, found, references = in_rows(data, 16)
-    assert (found, references) == (planted, others)
+    shown, stored, references = in_rows(data, 16)
+    assert (stored, references) == (planted, others)
     assert shown.positions.tolist() == [4] * (7 * 16)
-    for at, canary in enumerate([*planted, *others]):
-        part = slice(16 * at, 16 * at + 16)
+    for place, canary in enumerate([*planted, *others]):
+        part = slice(16 * place, 16 * place + 16)
         assert set(shown.secrets[part].tolist()) == {canary.secret}
         rows = shown.input_ids[part].copy()
         assert (rows[:, 4] == 4).all()
@@ -456,7 +456,7 @@ def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path):
     assert row.exposure == pytest.approx(math.log2(V)) and row.remembers
     assert row.rank_exposure == pytest.approx(math.log2(33))
     assert row.rank_exposure_p_value == pytest.approx(1 / math.comb(36, 4), rel=1e-6)
-    assert not any(one.remembers for one in measure(data))
+    assert not any(group.remembers for group in measure(data))
 
 
 def test_occurrences_are_the_units_that_hold_a_canary(tmp_path):

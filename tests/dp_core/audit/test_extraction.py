@@ -83,8 +83,8 @@ def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape):
         prefix = [2, *coins.integers(0, 9, 3).tolist()]
         suffix = _greedy(model, prefix, length)
         if number % 2:  # change one token: the first, the second, or the last
-            at = number // 2 % length
-            suffix[at] = (suffix[at] + 1) % 9
+            place = number // 2 % length
+            suffix[place] = (suffix[place] + 1) % 9
         rows.append([*prefix, *suffix])
     odds = suffix_odds(model)(np.array(rows, np.int32), length, 4, None)
     assert odds.first.tolist() == [number % 2 == 0 for number in range(24)]
@@ -92,9 +92,9 @@ def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape):
 
 def test_predictions_within_the_prefix_do_not_affect_the_odds():
     model = fresh(SMALL, 3)
-    own = [2, 4, 5, 6]
-    row = [*own, *_greedy(model, own, 3)]
-    assert _next_logits(model, own[:-1]).argmax() != own[-1]  # not the greedy prefix
+    prefix = [2, 4, 5, 6]
+    row = [*prefix, *_greedy(model, prefix, 3)]
+    assert _next_logits(model, prefix[:-1]).argmax() != prefix[-1]  # not the greedy prefix
     assert suffix_odds(model)(np.array([row], np.int32), 3, 4, None).first.all()
     assert not suffix_odds(model)(np.array([row], np.int32), 4, 4, None).first.any()
 
@@ -285,18 +285,16 @@ def test_the_claim_bounds_rows_by_those_held_out(learned, sides, planted):
 
 
 def test_planted_secrets_are_guessed_and_others_are_not(learned, planted):
-    found = _targeted(learned, planted)
-    assert {group for group, _ in found} == {ALL, "p = 0.2"}
+    rows = _targeted(learned, planted)
+    assert {group for group, _ in rows} == {ALL, "p = 0.2"}
     for decoding in (GREEDY, TOP_K, SAMPLING):
-        row = found[ALL, decoding]
+        row = rows[ALL, decoding]
         assert (row.tried, row.control_tried) == (5, 40)
         assert row.above_chance
-    assert found[ALL, TOP_K].found >= 4
-    assert found[ALL, GREEDY].found <= found[ALL, TOP_K].found
+    assert rows[ALL, TOP_K].found >= 4
+    assert rows[ALL, GREEDY].found <= rows[ALL, TOP_K].found
     # Chance guesses 5 of 55 tokens of canaries that were never planted.
-    assert (
-        found[ALL, TOP_K].control_share.low < 5 / len(POOL) < found[ALL, TOP_K].control_share.high
-    )
+    assert rows[ALL, TOP_K].control_share.low < 5 / len(POOL) < rows[ALL, TOP_K].control_share.high
 
 
 def test_a_secret_with_nothing_before_it_is_not_tried():
@@ -329,12 +327,12 @@ def _exposures(model: AnyModel, canaries: list[Canary]) -> dict[tuple[str, str],
 def test_a_decoder_remembers_exactly_the_secrets_that_have_hints_before_them(learned, planted):
     """A causal model's memory of a first token would show in later tokens, not predicted here."""
     without_hint = [replace(canary, pattern="SHH") for canary in planted]
-    found = _exposures(learned, [*planted, *without_hint])
+    exposures = _exposures(learned, [*planted, *without_hint])
     for context in (ALONE, EMBEDDED):
-        row = found["HSH", context]
+        row = exposures["HSH", context]
         assert row.remembers and row.exposure > np.log2(len(POOL)) - 2.5
         assert row.p_value < 1e-4
-    row = found["SHH", EMBEDDED]
+    row = exposures["SHH", EMBEDDED]
     assert not row.remembers and row.exposure < row.null_high
     for row in _exposures(fresh(SHAPE, 5), [*planted, *without_hint]).values():
         assert not row.remembers

@@ -68,11 +68,11 @@ def all_or_nothing(rng, coins, delta: float) -> np.ndarray:
 def excesses(draw, auditor, truth, trials, canaries, delta):
     """Return the lower bounds at 95% confidence, and the number of them above the truth."""
     rng = np.random.default_rng(3)
-    found = []
+    bounds = []
     for _ in range(trials):
         coins = coins_of(rng, canaries)
-        found.append(auditor(draw(rng, coins), coins, delta, 0.95))
-    return np.array(found), int(np.sum(np.array(found) > truth + 1e-3))
+        bounds.append(auditor(draw(rng, coins), coins, delta, 0.95))
+    return np.array(bounds), int(np.sum(np.array(bounds) > truth + 1e-3))
 
 
 def most_excesses(trials: int, significance: float = 0.05) -> int:
@@ -102,22 +102,22 @@ class LowerBoundConformance:
 
     def test_constant_scores_are_silent(self):
         rng = np.random.default_rng(1)
-        found = [self.auditor(np.zeros(60), coins_of(rng, 60), DELTA, 0.999) for _ in range(TRIALS)]
-        assert sum(epsilon > 0 for epsilon in found) <= 1
+        lower = [self.auditor(np.zeros(60), coins_of(rng, 60), DELTA, 0.999) for _ in range(TRIALS)]
+        assert sum(epsilon > 0 for epsilon in lower) <= 1
 
     def test_randomised_response_is_not_overstated(self):
         if "pure" not in self.shapes:
             return
         draw = partial(randomised_response, epsilon=1.5)
-        found, above = excesses(draw, self.auditor, 1.5, self.trials, self.canaries, self.delta)
+        lower, above = excesses(draw, self.auditor, 1.5, self.trials, self.canaries, self.delta)
         assert above <= most_excesses(self.trials)
-        assert np.median(found) > self.near * 1.5
+        assert np.median(lower) > self.near * 1.5
 
     def test_a_subsampled_gaussian_is_not_overstated(self):
         draw = partial(subsampled_gaussian, rate=0.5, sigma=1.9845, steps=10)  # ε = 4 by PLD
-        found, above = excesses(draw, self.auditor, 4.0, self.trials, 2 * self.canaries, self.delta)
+        lower, above = excesses(draw, self.auditor, 4.0, self.trials, 2 * self.canaries, self.delta)
         assert above == 0
-        assert np.median(found) > self.near * 1.2
+        assert np.median(lower) > self.near * 1.2
 
     def test_leaks_within_delta_are_no_evidence(self):
         if "delta" not in self.shapes:
@@ -270,10 +270,10 @@ def most_right(m, r, v, epsilon, delta):
         missed = np.where(i >= k - 1, r - i, 0) / m
         rows += [math.exp(-epsilon) * hit - missed, math.exp(epsilon) * hit - missed]
         ends += [math.exp(-epsilon) * delta, math.exp(epsilon) - 1 + delta]
-    found = linprog(
+    optimum = linprog(
         -(i >= v).astype(float), A_ub=rows, b_ub=ends, A_eq=[np.ones(r + 1)], b_eq=[1.0]
     )
-    return -found.fun
+    return -optimum.fun
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.5, 0.01), (0.1, 0.05)])
@@ -302,10 +302,10 @@ FROZEN = json.loads((Path(__file__).parent / "one_run_oracles.json").read_text()
 @pytest.mark.parametrize(("m", "r", "v", "delta", "significance", "binomial", "gaussian"), FROZEN)
 def test_bounds_equal_another_librarys(m, r, v, delta, significance, binomial, gaussian):
     outcome, confidence = GuessOutcome(m, r, v), 1 - significance
-    found = BINOMIAL.epsilon(outcome, delta, confidence)
-    assert found == pytest.approx(binomial, abs=3e-4)
-    found = GAUSSIAN.epsilon(outcome, delta, confidence)
-    assert found == pytest.approx(gaussian, abs=1e-3)
+    epsilon = BINOMIAL.epsilon(outcome, delta, confidence)
+    assert epsilon == pytest.approx(binomial, abs=3e-4)
+    epsilon = GAUSSIAN.epsilon(outcome, delta, confidence)
+    assert epsilon == pytest.approx(gaussian, abs=1e-3)
 
 
 # --- power, order, and refused input
@@ -320,10 +320,10 @@ def test_to_refute_takes_three_times_e_to_the_epsilon_right_guesses():
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
 def test_no_lower_bound_exceeds_the_audits_power(bound):
     power = bound.power(500, 60, DELTA)
-    found = [bound.epsilon(GuessOutcome(500, 60, v), DELTA) for v in range(0, 61, 4)]
-    assert found == sorted(found)
-    assert found[0] == 0.0
-    assert found[-1] == pytest.approx(power)
+    epsilons = [bound.epsilon(GuessOutcome(500, 60, v), DELTA) for v in range(0, 61, 4)]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[0] == 0.0
+    assert epsilons[-1] == pytest.approx(power)
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
@@ -337,12 +337,12 @@ def test_confidence_delta_and_silent_canaries_lower_a_bound(bound):
 def test_the_error_is_divided_by_all_possible_thresholds():
     # 30 right guesses and 70 coins: each of 100 thresholds has a hundredth of the error.
     right = np.r_[np.ones(30, bool), coins_of(np.random.default_rng(0), 70)]
-    found = best_epsilon(BINOMIAL, right, 0.0, 0.95)
+    epsilon = best_epsilon(BINOMIAL, right, 0.0, 0.95)
     each = [
         BINOMIAL.epsilon(GuessOutcome(100, r, int(right[:r].sum())), 0.0, 1 - 0.05 / 100)
         for r in range(1, 101)
     ]
-    assert found == pytest.approx(max(each), abs=1e-3)
+    assert epsilon == pytest.approx(max(each), abs=1e-3)
 
 
 def test_guesses_that_cannot_be_are_refused():

@@ -38,16 +38,16 @@ class Cut:
             for out in (False, True)
         }
         self.held_out: dict[str, bool] = {}
-        for one, rows in rows_of_units(
+        for u, rows in rows_of_units(
             units_of(documents(), unit, 4),
             TOKENIZER,
             sequence_length=S,
             max_examples_per_unit=KEPT,
             key=KEY,
         ):
-            self.held_out[one.unit_id] = is_held_out(one.unit_id, SHARE, KEY)
-            side = sides[self.held_out[one.unit_id]]
-            side.add_unit(one.unit_id, [row for _, row in rows])
+            self.held_out[u.unit_id] = is_held_out(u.unit_id, SHARE, KEY)
+            side = sides[self.held_out[u.unit_id]]
+            side.add_unit(u.unit_id, [row for _, row in rows])
         self.train, self.others = (sides[out].finish() for out in (False, True))
 
     def sample(self, carries=lambda _: False, most=10_000) -> Sample:
@@ -139,8 +139,8 @@ def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path
     sample = cut.sample()
     scored, most = sample.scored("patient", by_group(sample))
     of_patient: dict[str, list[bool]] = {}
-    for one in units_of(documents(), cut.unit, 4):
-        of_patient.setdefault(one.documents[0].patient_id, []).append(cut.held_out[one.unit_id])
+    for unit in units_of(documents(), cut.unit, 4):
+        of_patient.setdefault(unit.documents[0].patient_id, []).append(cut.held_out[unit.unit_id])
     pure = Counter((len(s), s[0]) for s in of_patient.values() if len(set(s)) == 1)
     matched = {size: min(pure[size, True], pure[size, False]) for size, _ in pure}
     assert most == max(size for size, count in matched.items() if count)

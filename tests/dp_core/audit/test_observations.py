@@ -49,13 +49,13 @@ def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(store, model):
     objective = objective_for(model.config)
     draws = MASKS if objective.masks else 1
     layers = Layers({n: tf.constant(v) for n, v in model.parameters.items()})
-    found = observations.losses_of(model, [rows])
-    for row, loss in zip(rows.numbers, found.mean, strict=True):
+    losses = observations.losses_of(model, [rows])
+    for row, loss in zip(rows.numbers, losses.mean, strict=True):
         total = asked_of = 0.0
         for draw in range(draws):
-            one = np.array([row])
-            made = objective.examples(store, one, rows.keys(one, draw))
-            batch = (made.input_ids, store.lengths[one], made.positions, made.labels, made.weights)
+            part = np.array([row])
+            made = objective.examples(store, part, rows.keys(part, draw))
+            batch = (made.input_ids, store.lengths[part], made.positions, made.labels, made.weights)
             mean = objective.row_losses(layers, model.config, *(tf.constant(a) for a in batch))
             total += float(mean[0]) * made.weights.sum()
             asked_of += made.weights.sum()
@@ -84,9 +84,9 @@ def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
     monkeypatch.setattr(scores, "_ROWS_AT_ONCE", 4)
     monkeypatch.setattr(scores, "_GRADIENTS_AT_ONCE", 3)
     parts = observed(asked(store, list(range(7))), asked(store, [7, 8, 9]))
-    for one, other in zip(whole, parts, strict=True):
-        assert len(one) == 10
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    for expected, other in zip(whole, parts, strict=True):
+        assert len(expected) == 10
+        np.testing.assert_allclose(expected, other, rtol=1e-3, atol=1e-3)
 
 
 def test_a_model_without_attention_has_features_of_gradients_alone(store):
@@ -99,21 +99,21 @@ class _Kept(Layers):
     weights: list[np.ndarray]
 
     def attention_weights(self, name: str, scores: tf.Tensor) -> tf.Tensor:
-        found = super().attention_weights(name, scores)
-        self.weights.append(found.numpy())
-        return found
+        weights = super().attention_weights(name, scores)
+        self.weights.append(weights.numpy())
+        return weights
 
 
 def test_attention_features_are_the_papers(store, model):
     """C(a) = Σ a ln a of each head and token: mean, 5th, 50th and 95th percentiles over tokens."""
     rows, config = asked(store, [4, 9]), model.config
-    found = observations.attention_features(model, [rows])
-    assert found.shape == (2, config.layers * config.heads * 4)
+    observed = observations.attention_features(model, [rows])
+    assert observed.shape == (2, config.layers * config.heads * 4)
     layers = _Kept({n: tf.constant(v) for n, v in model.parameters.items()})
-    for row, features in zip(rows.numbers, found, strict=True):
-        layers.weights, one = [], np.array([row])
-        made = objective_for(config).examples(store, one, rows.keys(one, 0))
-        ids, lengths = tf.constant(made.input_ids), tf.constant(store.lengths[one])
+    for row, features in zip(rows.numbers, observed, strict=True):
+        layers.weights, part = [], np.array([row])
+        made = objective_for(config).examples(store, part, rows.keys(part, 0))
+        ids, lengths = tf.constant(made.input_ids), tf.constant(store.lengths[part])
         if isinstance(config, BertConfig):
             scores.encode(layers, config, ids, lengths)
         else:
@@ -131,12 +131,12 @@ def test_attention_features_are_the_papers(store, model):
 def test_gradient_features_are_each_layers_squared_norm(store, model):
     """Expected values: automatic differentiation of one row at a time, summed over a layer."""
     rows, objective = asked(store, [2, 5]), objective_for(model.config)
-    found = np.exp(observations.gradient_features(model, [rows]))
+    norms = np.exp(observations.gradient_features(model, [rows]))
     parameters = {n: tf.Variable(v) for n, v in model.parameters.items()}
-    for row, features in zip(rows.numbers, found, strict=True):
-        one = np.array([row])
-        made = objective.examples(store, one, rows.keys(one, 0))
-        batch = (made.input_ids, store.lengths[one], made.positions, made.labels, made.weights)
+    for row, features in zip(rows.numbers, norms, strict=True):
+        part = np.array([row])
+        made = objective.examples(store, part, rows.keys(part, 0))
+        batch = (made.input_ids, store.lengths[part], made.positions, made.labels, made.weights)
         with tf.GradientTape() as tape:
             loss = objective.row_losses(
                 Layers(parameters), model.config, *(tf.constant(a) for a in batch)
@@ -202,8 +202,8 @@ def test_a_causal_model_ranks_the_secret_as_the_next_piece(candidates, monkeypat
         1 + sum(logits[i, POSITIONS[i] - 1, v] > logits[i, POSITIONS[i] - 1, secret] for v in among)
         for i, secret in enumerate(secrets)
     ]
-    found = observations.ranker(model, candidates)(contexts(secrets))
-    assert found.tolist() == expected
+    ranks = observations.ranker(model, candidates)(contexts(secrets))
+    assert ranks.tolist() == expected
     assert len(set(expected)) > 1
     # Neither the mask nor the tokens after it reach a causal model.
     changed = IDS.copy()

@@ -207,9 +207,9 @@ def test_a_masked_models_score_is_of_each_token_hidden_alone(tmp_path):
             total += float(losses.numpy()[0])
         return total
 
-    found = canary_scores(start, other, canaries)
-    assert np.abs(found).min() > 0.01
-    assert found == pytest.approx([summed(start, n) - summed(other, n) for n in range(5)], abs=1e-3)
+    score = canary_scores(start, other, canaries)
+    assert np.abs(score).min() > 0.01
+    assert score == pytest.approx([summed(start, n) - summed(other, n) for n in range(5)], abs=1e-3)
     broken = Model(shape, {n: a * np.float32("nan") for n, a in start.parameters.items()})
     with pytest.raises(BadInput, match="not finite"):
         canary_scores(start, broken, canaries)

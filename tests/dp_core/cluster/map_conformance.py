@@ -60,12 +60,12 @@ def documents() -> Iterator[Document]:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Shard]]:
-    found = {}
+    by_count = {}
     for shards in (1, 2, 16):
         folder = tmp_path_factory.mktemp(f"in {shards} shards")
         write_corpus(documents(), folder, shards)
-        found[shards] = shards_of(folder)
-    return found
+        by_count[shards] = shards_of(folder)
+    return by_count
 
 
 def released_words(
@@ -166,7 +166,7 @@ class Expected:
         here = ProcessPool(1)
         mechanisms = ("elimination", "gaussian")
         self.words = {m: released_words(here, shards, m, folder / "spilled") for m in mechanisms}
-        assert all(len(found) >= 3 and "the" not in found for found in self.words.values())
+        assert all(len(words) >= 3 and "the" not in words for words in self.words.values())
         self.phrases = released_phrases(here, shards)
         assert self.phrases[3]
         self.rows = rows(here, shards)

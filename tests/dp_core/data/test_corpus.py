@@ -182,14 +182,14 @@ def test_more_text_makes_more_shards_of_the_same_documents(tmp_path, monkeypatch
         monkeypatch.setattr(corpus, "SHARD_TEXT", bound)
         folder = tmp_path / f"{bound}"
         write_corpus(many(), folder, shards)
-        found = shards_of(folder)
-        assert len(found) == expected
+        written = shards_of(folder)
+        assert len(written) == expected
         assert list(open_corpus(folder)) == list(open_corpus(tmp_path / "one"))
-        assert max(sum(len(d.text) for d in read_shard(s)) for s in found) < 3 * text / expected
-        (folder / found[1].name).unlink()
-        remake_shards(many(), folder, [found[1].name])
-        assert list(read_shard(found[1]))
-        assert {f.name for f in folder.iterdir()} == {"corpus.json", *(s.name for s in found)}
+        assert max(sum(len(d.text) for d in read_shard(s)) for s in written) < 3 * text / expected
+        (folder / written[1].name).unlink()
+        remake_shards(many(), folder, [written[1].name])
+        assert list(read_shard(written[1]))
+        assert {f.name for f in folder.iterdir()} == {"corpus.json", *(s.name for s in written)}
 
 
 def test_range_numbers_equal_exact_integer_arithmetic():

@@ -27,10 +27,10 @@ from dp_core.data.labelled_text import score as score_of
 
 
 def test_pairs_of_one_premise_are_one_document_where_the_source_names_none():
-    one, other, third = (LabelledText(a, b) for a, b in (("x", "y"), ("x", "z"), ("y", "y")))
-    assert one.document_id == other.document_id != third.document_id
+    first, other, third = (LabelledText(a, b) for a, b in (("x", "y"), ("x", "z"), ("y", "y")))
+    assert first.document_id == other.document_id != third.document_id
     assert LabelledText("x", document_id=" 7.0 ").document_id == "7"
-    assert {fold_of(text, 1000) for text in (one, other)} == {fold_of(one, 1000)}
+    assert {fold_of(text, 1000) for text in (first, other)} == {fold_of(first, 1000)}
 
 
 def test_a_patient_owns_all_of_its_documents():
@@ -42,11 +42,11 @@ def test_a_patient_owns_all_of_its_documents():
 def test_class_scores_equal_scikit_learn():
     rng = np.random.default_rng(0)
     expected, predicted = ([str(c) for c in rng.integers(0, n, 200)] for n in (3, 4))
-    found = class_scores(expected, predicted)  # class 3 is predicted and never expected
-    assert found.micro.recall == accuracy_score(expected, predicted)
-    assert found.macro_f1 == pytest.approx(f1_score(expected, predicted, average="macro"))
+    scores = class_scores(expected, predicted)  # class 3 is predicted and never expected
+    assert scores.micro.recall == accuracy_score(expected, predicted)
+    assert scores.macro_f1 == pytest.approx(f1_score(expected, predicted, average="macro"))
     f1s = f1_score(expected, predicted, average=None)
-    assert [score.f1 for score in found.by_type.values()] == pytest.approx(f1s)
+    assert [score.f1 for score in scores.by_type.values()] == pytest.approx(f1s)
 
 
 def score(expected: list[list[str]], predicted: list[list[str]]) -> TaskScores:
@@ -113,10 +113,10 @@ def test_scores_without_texts_are_zero_and_different_lengths_are_refused():
 
 
 def test_the_longest_of_overlapping_entities_is_learned_and_all_are_expected():
-    found = [("person", 1, 2), ("problem", 0, 3), ("problem", 0, 3), ("test", 2, 4)]
-    sentence = annotated(("his", "left", "arm", "x"), found, "d", "p")
+    spans = [("person", 1, 2), ("problem", 0, 3), ("problem", 0, 3), ("test", 2, 4)]
+    sentence = annotated(("his", "left", "arm", "x"), spans, "d", "p")
     assert sentence.tags == ("B-problem", "I-problem", "I-problem", "O")
-    assert sorted(all_entities(sentence)) == sorted(found)
+    assert sorted(all_entities(sentence)) == sorted(spans)
     assert (sentence.document_id, sentence.patient_id) == ("d", "p")
     micro = score_of([sentence], [sentence.tags]).micro
     assert (micro.correct, micro.predicted, micro.expected) == (1, 1, 4)
@@ -141,19 +141,19 @@ ENTITIES = st.lists(
 
 
 @given(ENTITIES)
-def test_no_entity_is_lost(found):
-    sentence = annotated(("w",) * 8, found)
-    assert sorted(all_entities(sentence)) == sorted(found)
+def test_no_entity_is_lost(spans):
+    sentence = annotated(("w",) * 8, spans)
+    assert sorted(all_entities(sentence)) == sorted(spans)
     for kind, begin, end in sentence.overlapped:
-        own = [e for e in entities(sentence.tags) if e[1] < end and begin < e[2]]
-        assert any(e[2] - e[1] >= end - begin for e in own), kind
+        kept = [e for e in entities(sentence.tags) if e[1] < end and begin < e[2]]
+        assert any(e[2] - e[1] >= end - begin for e in kept), kind
 
 
 @given(st.lists(st.integers(1, 4), max_size=5), ENTITIES)
-def test_joined_documents_do_not_depend_on_the_sentence_splitter(sizes, found):
+def test_joined_documents_do_not_depend_on_the_sentence_splitter(sizes, spans):
     """This holds unless an entity crosses a cut, which no reader produces."""
     cuts = sorted({0, 8, *(c for c in itertools.accumulate(sizes) if c < 8)})
-    whole = [e for e in found if any(a <= e[1] and e[2] <= b for a, b in itertools.pairwise(cuts))]
+    whole = [e for e in spans if any(a <= e[1] and e[2] <= b for a, b in itertools.pairwise(cuts))]
     words = tuple("abcdefgh")
     parts = [
         annotated(words[a:b], [(k, s - a, e - a) for k, s, e in whole if a <= s and e <= b], "note")

@@ -49,15 +49,15 @@ def units(folder: Path, docs: list[Document], unit: PrivacyUnit, n: int = 4) -> 
 @settings(max_examples=40, deadline=None)
 @given(DOCUMENTS, st.sampled_from(PrivacyUnit))
 def test_every_word_is_in_exactly_one_unit(tmp_path_factory, docs, unit):
-    found = units(tmp_path_factory.mktemp("c"), docs, unit)
+    of_docs = units(tmp_path_factory.mktemp("c"), docs, unit)
     if unit is PrivacyUnit.EXAMPLE:  # copies of an example share an id
-        assert len({u.unit_id for u in found}) == len({(u.unit_id, *u.texts) for u in found})
+        assert len({u.unit_id for u in of_docs}) == len({(u.unit_id, *u.texts) for u in of_docs})
     else:
-        assert len({u.unit_id for u in found}) == len(found)
-    in_units = sorted(w for u in found for t in u.texts for w in split_words(t))
+        assert len({u.unit_id for u in of_docs}) == len(of_docs)
+    in_units = sorted(w for u in of_docs for t in u.texts for w in split_words(t))
     assert in_units == sorted(w for d in docs for w in split_words(d.text))
     if unit is PrivacyUnit.EXAMPLE:
-        assert all(len(split_words(t)) <= 4 for u in found for t in u.texts)
+        assert all(len(split_words(t)) <= 4 for u in of_docs for t in u.texts)
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,12 +92,12 @@ def test_a_unit_longer_than_a_row_group_is_one_unit(tmp_path, monkeypatch):
     (shard,) = shards_of(tmp_path)
     with pq.ParquetFile(tmp_path / shard.name) as file:
         assert file.num_row_groups > 10
-    found = {
+    lengths = {
         name: end - start
         for block in UnitWords(PrivacyUnit.PATIENT, 1)(shard)
         for name, start, end in zip(block.unit_ids, block.starts, block.starts[1:], strict=False)
     }
-    assert found == {"p0": 21, "p1": 21, "p2": 21}
+    assert lengths == {"p0": 21, "p1": 21, "p2": 21}
 
 
 def test_the_three_units(tmp_path):

@@ -61,10 +61,10 @@ def arrow(texts: list[str]) -> pa.Array:
     return pa.array([t.encode("utf-8", "replace").decode() for t in texts], pa.large_string())
 
 
-def spelled(found: WordCodes) -> list[list[str]]:
-    words = np.array([*found.words.to_pylist(), ""], object)
-    pairs = zip(found.starts[:-1], found.starts[1:], strict=True)
-    return [list(words[found.codes[a:b]]) for a, b in pairs]
+def spelled(encoded: WordCodes) -> list[list[str]]:
+    words = np.array([*encoded.words.to_pylist(), ""], object)
+    pairs = zip(encoded.starts[:-1], encoded.starts[1:], strict=True)
+    return [list(words[encoded.codes[a:b]]) for a, b in pairs]
 
 
 PLACEHOLDERS = ("-é", "[**Name**]", "__", "___")
@@ -83,9 +83,9 @@ SEGMENTATIONS = [
 @given(TEXTS, st.integers(0, 3), st.sampled_from(SEGMENTATIONS))
 def test_words_of_many_texts_equal_the_words_of_each_text(texts, skipped, segmentation):
     sliced = arrow(texts).slice(min(skipped, len(texts)))
-    for found in (segmentation.encode(sliced), encode_with(segmentation, sliced)):
-        assert spelled(found) == [segmentation.split(text) for text in texts[skipped:]]
-        assert len(set(found.words.to_pylist())) == len(found.words)
+    for encoded in (segmentation.encode(sliced), encode_with(segmentation, sliced)):
+        assert spelled(encoded) == [segmentation.split(text) for text in texts[skipped:]]
+        assert len(set(encoded.words.to_pylist())) == len(encoded.words)
 
 
 @settings(max_examples=400, deadline=None)

@@ -32,9 +32,9 @@ def adapted(name: str, config: AdapterConfig = LORA, *, tags: bool = False) -> A
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_merged_model_computes_the_same_without_adapters(name):
     model = adapted(name)
-    one = merged(model)
-    assert one.parameters.keys() == fresh(SHAPES[name], 0).parameters.keys()
-    np.testing.assert_allclose(logits_of(one, IDS), logits_of(model, IDS), atol=1e-4)
+    merged_model = merged(model)
+    assert merged_model.parameters.keys() == fresh(SHAPES[name], 0).parameters.keys()
+    np.testing.assert_allclose(logits_of(merged_model, IDS), logits_of(model, IDS), atol=1e-4)
     bare = {n: a for n, a in model.parameters.items() if "lora" not in n}
     assert np.abs(logits_of(Model(model.config, bare), IDS) - logits_of(model, IDS)).max() > 0.1
 
@@ -59,21 +59,21 @@ def test_adapter_adds_the_scaled_low_rank_product(name):
 @pytest.mark.cases
 def test_adapters_are_on_the_target_matrices_of_the_setting(targets, modules):
     config = LORA.model_copy(update={"lora_targets": targets})
-    found = adapters_of(prepared(fresh(BERT, 0), config, 0).parameters)
-    assert {name.split("/")[1] for name in found} == set(modules)
-    assert len(found) == 2 * len(modules)
+    adapters = adapters_of(prepared(fresh(BERT, 0), config, 0).parameters)
+    assert {name.split("/")[1] for name in adapters} == set(modules)
+    assert len(adapters) == 2 * len(modules)
 
 
 def test_fresh_adapters_do_not_change_the_model_and_follow_a_public_seed():
     for config in (SHAPES[name] for name in TRANSFORMERS):
         start = fresh(config, 0)
-        one, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
-        assert len(one.parameters) > len(start.parameters)
-        np.testing.assert_array_equal(logits_of(one, IDS), logits_of(start, IDS))
+        first, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
+        assert len(first.parameters) > len(start.parameters)
+        np.testing.assert_array_equal(logits_of(first, IDS), logits_of(start, IDS))
         a = "layer_0/output/lora_a"
-        np.testing.assert_array_equal(one.parameters[a], same.parameters[a])
-        assert not np.array_equal(one.parameters[a], other.parameters[a])
-        assert not one.parameters["layer_0/output/lora_b"].any()
+        np.testing.assert_array_equal(first.parameters[a], same.parameters[a])
+        assert not np.array_equal(first.parameters[a], other.parameters[a])
+        assert not first.parameters["layer_0/output/lora_b"].any()
     wide = prepared(
         fresh(Gpt2Config(**(SIZES | {"hidden": 256, "heads": 4})), 0),
         AdapterConfig(trained_parameters="lora", lora_rank=64),

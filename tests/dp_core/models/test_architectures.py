@@ -195,11 +195,11 @@ def test_logits_of_a_padded_batch_equal_the_numpy_reference_of_each_row(name):
         some = causal_logits(
             Layers(model.parameters), config, tf.constant(ids), tf.constant(places)
         )
-    for row, right, asked, at in zip(
+    for row, right, asked, positions in zip(
         logits, expected, some.numpy().reshape(3, 2, -1), places, strict=True
     ):
         np.testing.assert_allclose(row[: len(right)], right, rtol=2e-5, atol=3e-5)
-        np.testing.assert_allclose(asked, right[at], rtol=2e-5, atol=3e-5)
+        np.testing.assert_allclose(asked, right[positions], rtol=2e-5, atol=3e-5)
 
 
 def test_loss_of_a_row_is_the_mean_over_its_predictions():

@@ -32,10 +32,10 @@ def test_tokens_are_sampled_by_their_probabilities():
     chances = {7: 0.6, 8: 0.3, 9: 0.1}
     model = model_of({token: float(np.log(chance)) for token, chance in chances.items()})
     drawn = continuations(model, [5], texts=4000, tokens=1, seed=1)
-    found = Counter(token for (token,) in drawn)
-    assert found.keys() == chances.keys()
+    counts = Counter(token for (token,) in drawn)
+    assert counts.keys() == chances.keys()
     for token, chance in chances.items():  # five deviations
-        assert found[token] / 4000 == pytest.approx(chance, abs=5 * (chance / 4000) ** 0.5)
+        assert counts[token] / 4000 == pytest.approx(chance, abs=5 * (chance / 4000) ** 0.5)
 
 
 def test_only_the_top_k_tokens_are_sampled():

@@ -58,5 +58,5 @@ ASKED = {"least error": least_error, "epsilon": epsilon, "sigma": sigma}
 
 if __name__ == "__main__":
     questions, answers = map(Path, sys.argv[1:])
-    found = [ASKED[kind](**told) for kind, told in json.loads(questions.read_text())]
-    answers.write_text(json.dumps(found))
+    results = [ASKED[kind](**arguments) for kind, arguments in json.loads(questions.read_text())]
+    answers.write_text(json.dumps(results))

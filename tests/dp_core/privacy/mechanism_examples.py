@@ -220,7 +220,7 @@ def histogram_truth(
 def rounds_truth(sigma: float, threshold: int, epsilon: float) -> float:
     """Return the worst δ of two rounds of one phrase per unit, each shared or only the unit's."""
 
-    def one(lone: bool) -> tuple[Law, Law]:
+    def laws(lone: bool) -> tuple[Law, Law]:
         if lone:
             return released([], 1, sigma, threshold), {(0,): 1.0}
         return released([True], 0, sigma, threshold), released([False], 0, sigma, threshold)
@@ -230,7 +230,7 @@ def rounds_truth(sigma: float, threshold: int, epsilon: float) -> float:
 
     worst, e = 0.0, math.exp(epsilon)
     for lone in itertools.product((False, True), repeat=2):
-        pairs = [one(alone) for alone in lone]
+        pairs = [laws(alone) for alone in lone]
         with_unit, without = both(pairs[0][0], pairs[1][0]), both(pairs[0][1], pairs[1][1])
         for p, q in ((with_unit, without), (without, with_unit)):
             worst = max(worst, sum(max(0.0, w - e * q.get(key, 0.0)) for key, w in p.items()))

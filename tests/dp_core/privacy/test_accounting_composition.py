@@ -118,8 +118,8 @@ def test_group_privacy_holds_for_the_gaussian() -> None:
 
 
 def converted(event: MechanismEvent, relation: NeighboringRelation) -> MechanismEvent:
-    found = under(event, relation, 1e-6)
-    return found
+    restated = under(event, relation, 1e-6)
+    return restated
 
 
 def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out():
@@ -134,16 +134,16 @@ def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out():
 
 
 def test_replace_one_is_twice_epsilon_at_a_larger_delta():
-    own = epsilon_pld(HISTOGRAM, 1e-6)
+    epsilon = epsilon_pld(HISTOGRAM, 1e-6)
     vocabulary = converted(HISTOGRAM, NeighboringRelation.REPLACE)
     delta = vocabulary.stated_delta(1e-6)
-    assert delta == pytest.approx((1 + math.exp(own)) * 1e-6, rel=1e-4)
-    assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * own, rel=1e-3)
+    assert delta == pytest.approx((1 + math.exp(epsilon)) * 1e-6, rel=1e-4)
+    assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * epsilon, rel=1e-3)
     assert epsilon_rdp(vocabulary, delta) is None
     assert epsilon_pld(vocabulary, 1e-6) == math.inf  # below the converted δ
     training = FixedSizeGaussian(1000, ((100, 2.0, 100),))
     total = epsilon_pld(compose(vocabulary, training), delta + 1e-6)
-    assert total <= (2 * own + epsilon_pld(training, 1e-6)) * 1.001
+    assert total <= (2 * epsilon + epsilon_pld(training, 1e-6)) * 1.001
 
 
 def test_replace_one_holds_where_it_can_be_computed_directly():

@@ -100,10 +100,10 @@ def cut_profile(
 )
 def test_profile_of_cut_batches_covers_every_true_number_of_units(units, cap, rate):
     eps = np.linspace(0, 6, 60)
-    found = profiles.TruncatedSubsampledGaussian(units, cap, rate, 1 / SIGMA).directions(eps)
+    bounds = profiles.TruncatedSubsampledGaussian(units, cap, rate, 1 / SIGMA).directions(eps)
     of_all = [cut_profile(m, cap, rate, 1 / SIGMA, eps) for m in range(units)]
-    for side, bound in enumerate(found):
-        worst = np.max([one[side] for one in of_all], axis=0)
+    for side, bound in enumerate(bounds):
+        worst = np.max([profile[side] for profile in of_all], axis=0)
         assert (bound >= worst * (1 - 1e-9)).all()
         if cap >= units * rate:  # tight except at tiny δ
             np.testing.assert_allclose(bound, worst, rtol=1e-9, atol=1e-7)
@@ -166,10 +166,10 @@ def test_the_worst_number_of_lone_words_is_found(n, sigma, threshold):
 @pytest.mark.parametrize(("sigma", "m"), [(0.8, 2), (0.8, 4), (1.0, 3), (1.5, 6)])
 def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma, m):
     reach = 40
-    one = discrete_pmf(sigma, reach)
-    total = one
+    pmf = discrete_pmf(sigma, reach)
+    total = pmf
     for _ in range(m - 1):
-        total = np.convolve(total, one)
+        total = np.convolve(total, pmf)
     target = discrete_pmf(sigma * math.sqrt(m), m * reach)
     # Further out, the ends of the arrays truncate the sum.
     near = np.abs(np.arange(-m * reach, m * reach + 1)) <= reach / 2
@@ -184,9 +184,9 @@ def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma, m):
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_shared_words_are_the_enumeration(m, epsilon):
     sigma, reach = 2.0, 30
-    one = discrete_pmf(sigma, reach)
-    moved = np.concatenate([[0.0], one])  # the count is larger by one
-    still = np.concatenate([one, [0.0]])
+    pmf = discrete_pmf(sigma, reach)
+    moved = np.concatenate([[0.0], pmf])  # the count is larger by one
+    still = np.concatenate([pmf, [0.0]])
     p, q = moved, still
     for _ in range(m - 1):
         p, q = np.multiply.outer(p, moved).ravel(), np.multiply.outer(q, still).ravel()

@@ -112,8 +112,8 @@ def test_the_bound_of_a_law_holds_for_every_small_mechanism(law, curve):
     kept = slice(None) if law[0] else slice(-1)  # the last outcome is K = 0
     for p, q in mechanisms():
         base = np.array([both_ways(p, q, order) for order in ORDERS])
-        found = [both_ways(best_of(law, p)[kept], best_of(law, q)[kept], o) for o in ORDERS]
-        assert np.all(np.asarray(found) <= curve(ORDERS, base) * (1 + 1e-9) + 1e-12)
+        divergences = [both_ways(best_of(law, p)[kept], best_of(law, q)[kept], o) for o in ORDERS]
+        assert np.all(np.asarray(divergences) <= curve(ORDERS, base) * (1 + 1e-9) + 1e-12)
 
 
 @pytest.mark.parametrize(("eta", "gamma"), LAWS)
@@ -138,9 +138,9 @@ def test_the_negative_binomial_bound_is_nearly_reached(eta):
             generated = (generated - 1) / (gamma**-eta - 1)
         return np.diff(generated)
 
-    found = float(np.max(np.abs(np.log(best(p) / best(q)))))
+    loss = float(np.max(np.abs(np.log(best(p) / best(q)))))
     bound = negative_binomial_curve(np.array([1e9]), np.array([epsilon]), eta, gamma)[0]
-    assert 0.98 * bound < found <= bound
+    assert 0.98 * bound < loss <= bound
 
 
 def test_a_candidate_drawn_at_random_is_at_most_the_worst():
@@ -188,7 +188,7 @@ def test_selection_composes_with_a_histogram_as_its_proven_epsilon_and_delta():
     ("law", "shape"), [("geometric", 1.0), ("logarithmic", 0.0), ("poisson", math.inf)]
 )
 def test_selection_curve_equals_independent_implementation(law, shape):
-    one = PoissonGaussian.single(0.01, 1.0, 500)
+    event = PoissonGaussian.single(0.01, 1.0, 500)
     steps = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
     repeated = dp_event.RepeatAndSelectDpEvent(dpa.SelfComposedDpEvent(steps, 500), 6.0, shape)
     theirs = (
@@ -196,7 +196,7 @@ def test_selection_curve_equals_independent_implementation(law, shape):
         .compose(repeated)
         .get_epsilon(1e-6)
     )
-    ours = epsilon_rdp(selection_of([one], law, 6.0, 1e-6), 1e-6)
+    ours = epsilon_rdp(selection_of([event], law, 6.0, 1e-6), 1e-6)
     assert ours == pytest.approx(theirs, rel=0.01)
 
 

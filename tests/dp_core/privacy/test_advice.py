@@ -116,14 +116,14 @@ def test_batches_are_powers_of_two_and_everything_at_once():
 
 def test_the_outlook_falls_with_units_and_with_epsilon():
     cases = {case.name: case for case in advice.outlook(plan_of())}
-    own = cases["as planned"]
-    assert own.figure == advice.noise_to_signal(plan_of())
+    planned = cases["as planned"]
+    assert planned.figure == advice.noise_to_signal(plan_of())
     assert cases["half the units"].declared_units == 500
     assert cases["twice the units"].declared_units == 2000
-    assert cases["twice the units"].figure < own.figure < cases["half the units"].figure
+    assert cases["twice the units"].figure < planned.figure < cases["half the units"].figure
     assert (
         cases["twice the ε of training"].figure
-        < own.figure
+        < planned.figure
         < cases["half the ε of training"].figure
     )
 
@@ -131,9 +131,9 @@ def test_the_outlook_falls_with_units_and_with_epsilon():
 def test_a_case_keeps_epsilon_and_passes():
     (case,) = (c for c in advice.outlook(plan_of()) if c.name == "twice the units")
     event = PoissonGaussian(((50 / 2000, case.noise_multiplier, 80),))  # still 2 passes
-    own = epsilon_pld(plan_of().event(), 1e-6)
-    assert epsilon_pld(event, 1e-6) == pytest.approx(own, rel=0.01)
-    assert case.epsilon == own
+    epsilon = epsilon_pld(plan_of().event(), 1e-6)
+    assert epsilon_pld(event, 1e-6) == pytest.approx(epsilon, rel=0.01)
+    assert case.epsilon == epsilon
     twice = plan_of(units=2000, steps=80, sigma=case.noise_multiplier)
     assert case.figure == pytest.approx(advice.noise_to_signal(twice))
 
@@ -169,10 +169,10 @@ def test_zipf_coverage_by_adding_up_every_rank():
 
 
 def test_zipf_coverage_falls_with_the_threshold_to_nothing():
-    found = [advice.zipf_coverage(c, 1000, 64) for c in (1, 10, 100, 999, 1000, 5000)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] <= 1
-    assert found[-2:] == [0.0, 0.0]
+    coverage = [advice.zipf_coverage(c, 1000, 64) for c in (1, 10, 100, 999, 1000, 5000)]
+    assert coverage == sorted(coverage, reverse=True)
+    assert coverage[0] <= 1
+    assert coverage[-2:] == [0.0, 0.0]
 
 
 FIGURES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
@@ -197,9 +197,9 @@ def test_interval_of_a_figure_is_a_prediction_interval():
     hits = []
     for _ in range(300):
         noised = [1 / (1 + (f / 3e-4) ** 1.5) + rng.normal(0, 0.1) for f in FIGURES]
-        found = curve_of(noised).expected(4e-4)
+        interval = curve_of(noised).expected(4e-4)
         new = 1 / (1 + (4 / 3) ** 1.5) + rng.normal(0, 0.1)
-        hits.append(found.low <= new <= found.high)
+        hits.append(interval.low <= new <= interval.high)
     assert 0.90 < np.mean(hits) < 0.99
 
 

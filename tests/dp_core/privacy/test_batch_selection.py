@@ -246,9 +246,9 @@ class TestCyclicPoisson(SamplingLawConformance):
         for declared in (20, 90):
             taken = inclusions(here.sampler(SEED, declared), 4000)
             parts = law.parts_of(SEED, declared)
-            own = np.stack([taken[part::4, i] for i, part in enumerate(parts)])
-            assert is_rate(own, 0.4)
-            assert not is_rate(own, 0.1) and not is_rate(own, 0.6)
+            drawn = np.stack([taken[part::4, i] for i, part in enumerate(parts)])
+            assert is_rate(drawn, 0.4)
+            assert not is_rate(drawn, 0.1) and not is_rate(drawn, 0.6)
 
     def test_one_part_is_poisson_sampling(self):
         poisson, cyclic = (

@@ -44,16 +44,16 @@ def exactly(
     noise: list[list[int]] = []
     centre: list[list[int]] = []
     for t, z in enumerate(drawn):
-        own, m = [], []
+        row, m = [], []
         for j, value in enumerate(z):
             earlier = range(1, min(t, len(c) - 1) + 1)
             g = [s[j] for s in sums] if sums else [0] * len(drawn)
             past = sum(
                 (c[i] * STEP * ((noise[t - i][j] - g[t - i]) // STEP) for i in earlier), Fraction(0)
             )
-            own.append(value - math.floor(past + Fraction(1, 2)) if sums is None else value)
+            row.append(value - math.floor(past + Fraction(1, 2)) if sums is None else value)
             m.append(g[t] - math.floor(past + Fraction(1, 2)))
-        noise.append(own)
+        noise.append(row)
         centre.append(m)
     return noise, centre
 
@@ -88,10 +88,10 @@ def released(
 def test_float64_recursion_equals_recursion_in_rational_numbers(strategy):
     """The float64 recursion has no rounding errors, across chunks and reused buffers."""
     size = 5000
-    found = recursion(strategy, 12, size)
+    noise = recursion(strategy, 12, size)
     some = [0, 1, 4095, 4096, 4999]
     expected, _ = exactly(strategy, drawn_z(12, size)[:, some].tolist())
-    assert found[:, some].astype(np.int64).tolist() == expected
+    assert noise[:, some].astype(np.int64).tolist() == expected
 
 
 def test_it_is_the_dense_inverse_applied_but_for_what_rounding_adds():

@@ -38,12 +38,12 @@ def all_questions() -> list[tuple[str, dict[str, Any]]]:
     ]
     names = ("rate", "sigma", "updates", "bands")
     questions += [
-        ("epsilon", dict(zip(names, one, strict=True)) | {"delta": DELTA}) for one in EVENTS
+        ("epsilon", dict(zip(names, event, strict=True)) | {"delta": DELTA}) for event in EVENTS
     ]
     for rate, updates, bands, epsilon in PLANS:
         coefficients = power_strategy(bands, 0.5).values.tolist()
-        told = {"coefficients": coefficients, "rate": rate, "updates": updates}
-        questions.append(("sigma", told | {"epsilon": epsilon, "delta": DELTA}))
+        plan = {"coefficients": coefficients, "rate": rate, "updates": updates}
+        questions.append(("sigma", plan | {"epsilon": epsilon, "delta": DELTA}))
     return questions
 
 
@@ -51,22 +51,22 @@ def all_questions() -> list[tuple[str, dict[str, Any]]]:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """The answers of jax_privacy to all questions, grouped by kind."""
     folder = tmp_path_factory.mktemp("jax-privacy")
-    questions, found = folder / "questions.json", folder / "answers.json"
+    questions, replies = folder / "questions.json", folder / "answers.json"
     asked = all_questions()
     questions.write_text(json.dumps(asked))
     script = Path(__file__).with_name("jax_privacy_side.py")
-    subprocess.run([PYTHON, script, questions, found], check=True)
+    subprocess.run([PYTHON, script, questions, replies], check=True)
     by_kind: dict[str, list[Any]] = {kind: [] for kind, _ in asked}
-    for (kind, _), answer in zip(asked, json.loads(found.read_text()), strict=True):
+    for (kind, _), answer in zip(asked, json.loads(replies.read_text()), strict=True):
         by_kind[kind].append(answer)
     return by_kind
 
 
 def test_least_error_is_within_a_fifth_of_a_percent_of_jax_privacys(answers):
     for (updates, bands), least in zip(LEAST, answers["least error"], strict=True):
-        found = least_error_strategy(bands, Workload((1.0,) * updates))
-        sums = np.cumsum(found.noising(updates))
-        error = math.sqrt(np.dot(np.arange(updates, 0, -1), sums**2) / updates) * found.norm
+        strategy = least_error_strategy(bands, Workload((1.0,) * updates))
+        sums = np.cumsum(strategy.noising(updates))
+        error = math.sqrt(np.dot(np.arange(updates, 0, -1), sums**2) / updates) * strategy.norm
         assert least * 0.9999 < error < least * 1.002
 
 

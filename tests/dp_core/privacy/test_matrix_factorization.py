@@ -65,10 +65,10 @@ def test_no_participation_b_updates_apart_moves_the_sums_further_than_its_column
     worst = dict.fromkeys((b - 1, b), 0.0)
     for pattern in itertools.product((0, 1, -1), repeat=n):
         u = np.array(pattern, np.float64)
-        at = np.flatnonzero(u)
+        updates = np.flatnonzero(u)
         for apart in worst:
-            if len(at) and (len(at) == 1 or np.diff(at).min() >= apart):
-                moved = float(np.linalg.norm(matrix @ u)) / math.sqrt(len(at))
+            if len(updates) and (len(updates) == 1 or np.diff(updates).min() >= apart):
+                moved = float(np.linalg.norm(matrix @ u)) / math.sqrt(len(updates))
                 worst[apart] = max(worst[apart], moved)
     assert worst[b] == pytest.approx(strategy.norm, rel=1e-12)
     assert b == 1 or worst[b - 1] > strategy.norm * 1.01
@@ -130,9 +130,9 @@ def test_one_band_is_dp_sgd():
 @pytest.mark.parametrize("bands", [33, 64])
 @pytest.mark.parametrize("workload", [sums(200), optimizer(200)], ids=["sums", "optimizer"])
 def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(bands, workload):
-    found = least_error_strategy(bands, workload)
-    assert found.bands == bands
-    assert workload.error(found) < 0.5 * workload.error(INDEPENDENT)
+    strategy = least_error_strategy(bands, workload)
+    assert strategy.bands == bands
+    assert workload.error(strategy) < 0.5 * workload.error(INDEPENDENT)
 
 
 def test_epsilon_equals_dp_accountings_subsampled_gaussians():

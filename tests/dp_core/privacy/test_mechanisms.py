@@ -140,7 +140,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize(
-    ("make", "arguments"), [(make, one) for make, every in IMPOSSIBLE.items() for one in every]
+    ("make", "arguments"), [(make, case) for make, every in IMPOSSIBLE.items() for case in every]
 )
 def test_impossible_parameters_are_refused(make, arguments):
     with pytest.raises(BadInput):
@@ -182,7 +182,7 @@ def test_one_charge_covers_several_models_only_where_every_iterate_is_released()
     converted = mechanisms.under(POISSON, mechanisms.NeighboringRelation.REPLACE, 1e-6)
     assert converted is not None and converted.covers_every_iterate
     selections = [event for event in EXAMPLES if isinstance(event, mechanisms.RandomCountSelection)]
-    assert any(all(one.covers_every_iterate for one in s.candidates) for s in selections)
+    assert any(all(event.covers_every_iterate for event in s.candidates) for s in selections)
     assert not any(selection.covers_every_iterate for selection in selections)
 
 

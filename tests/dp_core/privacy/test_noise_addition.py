@@ -139,8 +139,8 @@ def density(value: int) -> Decimal:
     """Return N_ℤ(0, S²) at a value, as a multiple of the height of a rectangle of one unit."""
     with localcontext(prec=60):
         root = (2 * Decimal("3.14159265358979323846264338327950288419716939937510")).sqrt()
-        at = (-(Decimal(value) ** 2) / 2 / DEVIATION**2).exp() / (root * DEVIATION)
-        return at * UNIT * 2 * BIN
+        mass = (-(Decimal(value) ** 2) / 2 / DEVIATION**2).exp() / (root * DEVIATION)
+        return mass * UNIT * 2 * BIN
 
 
 def test_rectangles_fit_under_the_density_and_leave_less_than_a_unit():
@@ -224,8 +224,8 @@ def accepted(place: int, coin: int) -> tuple[bool, bool]:
     words = np.array([pick, low, 0, 0], np.uint64)
     drawn = np.zeros(1, np.int64)
     tables = (module._TAIL_SLOT, module._TAIL_BIN)
-    done, at, doubtful = module._reject(words, 0, *tables, drawn, 0)
-    assert (at, drawn[0]) == (module._TRIAL, place)
+    done, position, doubtful = module._reject(words, 0, *tables, drawn, 0)
+    assert (position, drawn[0]) == (module._TRIAL, place)
     return done == 1, doubtful
 
 
@@ -258,16 +258,16 @@ def test_draw_continues_after_a_comparison_that_float64_cannot_decide(monkeypatc
     deciding = Mock(wraps=decide)
     monkeypatch.setattr(module, "decide", deciding)
 
-    def doubting(words, at, slots, bins, drawn, done):  # type: ignore[no-untyped-def]
+    def doubting(words, position, slots, bins, drawn, done):  # type: ignore[no-untyped-def]
         """Report each place that is tried as doubtful."""
         if done == drawn.size:
-            return done, at, False
-        one = np.zeros(1, np.int64)
-        now, at, doubtful = exact(words, at, slots, bins, one, 0)
+            return done, position, False
+        trial = np.zeros(1, np.int64)
+        now, position, doubtful = exact(words, position, slots, bins, trial, 0)
         if now == 0 and not doubtful:
-            return done, at, False
-        drawn[done] = one[0]
-        return done, at, True
+            return done, position, False
+        drawn[done] = trial[0]
+        return done, position, True
 
     monkeypatch.setattr(module, "_reject", doubting)
     after = module._draw_tail(KEY, 0, 300)
@@ -283,10 +283,10 @@ def test_an_alias_table_is_exact_for_any_masses():
         cuts = np.sort(generator.integers(0, size << bits, size - 1))
         masses = np.diff([0, *cuts, size << bits]).tolist()
         threshold, other = alias_table(masses, bits)
-        found = list(threshold)
+        totals = list(threshold)
         for t, item in zip(threshold, other, strict=True):
-            found[item] += (1 << bits) - t
-        assert found == masses
+            totals[item] += (1 << bits) - t
+        assert totals == masses
         assert all(0 <= t < 1 << bits for t in threshold)
 
 
@@ -321,8 +321,8 @@ def test_the_mean_is_rounded_sum_plus_noise_divided(size):
     places = lattice_scale(0.7, 1.5, size)
     whole = np.rint(sums.astype(np.float64) * places) + lattice_noise(KEY, size, 3)
     exact = (whole * (1 / (places * 2.0))).astype(np.float32)
-    found = noised(sums, sigma=0.7, clip=1.5, divisor=2.0, block=3)
-    assert np.array_equal(found, exact)
+    mean = noised(sums, sigma=0.7, clip=1.5, divisor=2.0, block=3)
+    assert np.array_equal(mean, exact)
 
 
 def test_the_rest_is_among_the_values_and_their_places_are_right():

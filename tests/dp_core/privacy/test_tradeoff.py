@@ -27,8 +27,8 @@ def tpr_ceiling(event: mechanisms.MechanismEvent, fpr: float) -> float:
 def test_of_a_gaussian_it_is_the_likelihood_ratio_test(mu, fpr):
     """TPR = Φ(Φ⁻¹(FPR) + μ) by Dong, Roth and Su 2022, equation 6."""
     best = norm.cdf(norm.ppf(fpr) + mu)
-    found = tpr_ceiling(mechanisms.Gaussian(1 / mu), fpr)
-    assert best <= found <= best * 1.0005
+    ceiling = tpr_ceiling(mechanisms.Gaussian(1 / mu), fpr)
+    assert best <= ceiling <= best * 1.0005
     for wrong in (2 / 3, 3 / 2):
         assert abs(tpr_ceiling(mechanisms.Gaussian(wrong / mu), fpr) / best - 1) > 1e-3
 
@@ -44,10 +44,10 @@ def test_no_attack_on_a_sampled_sum_passes_it(with_unit):
     order = np.argsort(-p / np.maximum(q, 1e-300))
     false, true = np.cumsum(q[order]), np.cumsum(p[order])
     best = float(np.interp(fpr, false, true))
-    found = tpr_ceiling(mechanisms.PoissonGaussian.single(rate, sigma, 1), fpr)
-    assert best <= found * (1 + 1e-9)
+    ceiling = tpr_ceiling(mechanisms.PoissonGaussian.single(rate, sigma, 1), fpr)
+    assert best <= ceiling * (1 + 1e-9)
     if with_unit:
-        assert found <= best * 1.01
+        assert ceiling <= best * 1.01
 
 
 @pytest.mark.parametrize("fpr", [-0.1, 1.1, math.nan])

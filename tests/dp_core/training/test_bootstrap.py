@@ -36,19 +36,19 @@ def difference_of(*models: Iterable[bool]) -> Difference:
 def test_mean_and_deviations_equal_a_hand_computed_table() -> None:
     # seed a: folds 0.8, 0.6; seed b: folds 0.7, 0.3
     table = [("a", 0, 8), ("a", 1, 6), ("b", 0, 7), ("b", 1, 3)]
-    found = mean_f1([replicate(seed, fold, right, 10) for seed, fold, right in table])
-    assert found.mean == pytest.approx(0.6)
-    assert (found.replicates, found.seeds, found.folds) == (4, 2, 2)
-    assert found.seed_deviation == pytest.approx(statistics.stdev([0.7, 0.5]))
-    assert found.fold_deviation == pytest.approx(statistics.stdev([0.75, 0.45]))
+    f1 = mean_f1([replicate(seed, fold, right, 10) for seed, fold, right in table])
+    assert f1.mean == pytest.approx(0.6)
+    assert (f1.replicates, f1.seeds, f1.folds) == (4, 2, 2)
+    assert f1.seed_deviation == pytest.approx(statistics.stdev([0.7, 0.5]))
+    assert f1.fold_deviation == pytest.approx(statistics.stdev([0.75, 0.45]))
 
 
 def test_f1_counts_all_entities_of_a_fold():
     counts = {"long": (9, 10, 12), "short": (0, 2, 1), "empty": (0, 0, 0)}
-    found = mean_f1([Replicate("a", 0, counts)])
-    assert found.mean == pytest.approx(2 * 9 / (12 + 13))
-    assert (found.seed_deviation, found.fold_deviation) == (None, None)
-    assert found.interval is None  # three documents are too few
+    f1 = mean_f1([Replicate("a", 0, counts)])
+    assert f1.mean == pytest.approx(2 * 9 / (12 + 13))
+    assert (f1.seed_deviation, f1.fold_deviation) == (None, None)
+    assert f1.interval is None  # three documents are too few
 
 
 def test_interval_of_one_model_is_the_interval_of_a_share():
@@ -86,26 +86,26 @@ def test_incomplete_table_of_replicates_is_refused(left):
 
 def test_difference_of_a_model_from_itself_is_zero():
     same = [replicate("a", fold, 15, 30) for fold in (0, 1)]
-    found = f1_difference(same, same)
-    assert (found.value, found.interval, found.p_value) == (0.0, (0.0, 0.0), 1.0)
+    difference = f1_difference(same, same)
+    assert (difference.value, difference.interval, difference.p_value) == (0.0, (0.0, 0.0), 1.0)
 
 
 def test_difference_is_paired_by_document_and_signed():
     """The better model is right wherever the other is, so only the difference varies."""
     worse, better = ([True] * right + [False] * (400 - right) for right in (200, 220))
-    found, back = difference_of(worse, better), difference_of(better, worse)
-    assert found.value == pytest.approx(0.05) and back.value == pytest.approx(-0.05)
-    low, high = found.interval
+    difference, back = difference_of(worse, better), difference_of(better, worse)
+    assert difference.value == pytest.approx(0.05) and back.value == pytest.approx(-0.05)
+    low, high = difference.interval
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(0.05 * 0.95 / 400), rel=0.1)
-    assert found.p_value == pytest.approx(back.p_value) and found.p_value < 0.01
+    assert difference.p_value == pytest.approx(back.p_value) and difference.p_value < 0.01
 
 
 def test_p_value_is_two_sided():
     """Of 400 documents only one model is right on 30, and only the other on 18: z = 1.74."""
     pairs = [(True, False)] * 18 + [(False, True)] * 30 + [(True, True)] * 352
-    found = difference_of(*zip(*pairs, strict=True))
+    difference = difference_of(*zip(*pairs, strict=True))
     z = 12 / 400 / math.sqrt((48 / 400 - (12 / 400) ** 2) / 400)
-    assert found.p_value == pytest.approx(2 * statistics.NormalDist().cdf(-z), rel=0.25)
+    assert difference.p_value == pytest.approx(2 * statistics.NormalDist().cdf(-z), rel=0.25)
 
 
 def test_p_value_is_rarely_small_without_a_difference():
@@ -117,18 +117,18 @@ def test_p_value_is_rarely_small_without_a_difference():
 
 
 def test_models_tested_on_other_documents_or_folds_cannot_be_compared():
-    one = [replicate("a", 0, 15, 30)]
-    assert f1_difference(one, [replicate("a", 0, 15, 29)]) is None
-    assert f1_difference(one, [replicate("a", 1, 15, 30)]) is None
-    assert f1_difference(one, []) is None
+    replicates = [replicate("a", 0, 15, 30)]
+    assert f1_difference(replicates, [replicate("a", 0, 15, 29)]) is None
+    assert f1_difference(replicates, [replicate("a", 1, 15, 30)]) is None
+    assert f1_difference(replicates, []) is None
     few = [replicate("a", 0, 3, 9)]
     assert f1_difference(few, few) is None
 
 
 def test_interval_over_few_seeds_covers_the_mean_at_its_level():
-    found = mean_over_seeds([310.0, 330.0, 350.0])
-    assert (found.mean, found.seeds, found.folds, found.seed_deviation) == (330.0, 3, 1, 20.0)
-    assert found.interval == pytest.approx((330 - 49.683, 330 + 49.683), abs=1e-3)
+    stats = mean_over_seeds([310.0, 330.0, 350.0])
+    assert (stats.mean, stats.seeds, stats.folds, stats.seed_deviation) == (330.0, 3, 1, 20.0)
+    assert stats.interval == pytest.approx((330 - 49.683, 330 + 49.683), abs=1e-3)
     drawn = np.random.default_rng(1).normal(330.0, 20.0, (1000, 3))
     intervals = [mean_over_seeds(values.tolist()).interval or (0.0, 0.0) for values in drawn]
     share = sum(low < 330 < high for low, high in intervals) / len(intervals)

@@ -445,6 +445,6 @@ def test_public_noise_has_its_deviation_and_a_stream_for_each_parameter_and_upda
     totals = {name: np.zeros(20_000, np.float32) for name in ("a", "b")}
     first, later = (PublicNoise(1, t, 0.5).means(totals, 2.0) for t in (0, 1))
     pairs = ((first["a"], first["b"]), (first["a"], later["a"]))
-    for one, other in pairs:
-        assert_gaussian(one.astype(np.float64), 0.25)
-        assert_gaussian((one - other).astype(np.float64), 0.25 * 2**0.5)  # they are independent
+    for noise, other in pairs:
+        assert_gaussian(noise.astype(np.float64), 0.25)
+        assert_gaussian((noise - other).astype(np.float64), 0.25 * 2**0.5)  # they are independent

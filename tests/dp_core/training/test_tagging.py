@@ -95,11 +95,11 @@ def context(sizes, window, word):
     st.sampled_from([0.0, 0.25, 0.5, 0.9]),
 )
 def test_each_word_is_tagged_once_in_the_window_with_most_context(sizes, room, overlap):
-    found = windows(sizes, room, overlap)
-    asked = [word for w in found for word in range(w.first, w.last)]
+    all_windows = windows(sizes, room, overlap)
+    asked = [word for w in all_windows for word in range(w.first, w.last)]
     assert asked == list(range(len(sizes)))
-    extents = [(w.begin, w.end) for w in found]
-    for w in found:
+    extents = [(w.begin, w.end) for w in all_windows]
+    for w in all_windows:
         assert w.begin <= w.first < w.last <= w.end
         assert sum(sizes[w.begin : w.end]) <= room
         for word in range(w.first, w.last):
@@ -150,8 +150,8 @@ def test_f1_does_not_depend_on_where_a_document_was_cut_into_sentences(tokenizer
         parts = [Sentence(words[a:b], tags[a:b], "note") for a, b in itertools.pairwise(cuts)]
         (joined_up,) = joined(parts)
         rows = HEAD.rows([joined_up], tokenizer, 40)
-        (found,) = tags_of([joined_up], rows, [guess(row) for row in rows])
-        scores.add(score([joined_up], [found]).micro)
+        (predicted,) = tags_of([joined_up], rows, [guess(row) for row in rows])
+        scores.add(score([joined_up], [predicted]).micro)
     (only,) = scores
     assert only.expected > 5
 

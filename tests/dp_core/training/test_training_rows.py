@@ -97,7 +97,7 @@ def test_ordinary_epochs_read_every_row_once(store):
 
 def test_every_update_masks_a_row_anew(store):
     units, rows = np.arange(4), store.unit_rows[:4, None]
-    first, second, other = (row_keys(store, units, rows, *at) for at in ((7, 0), (7, 1), (8, 0)))
+    first, second, other = (row_keys(store, units, rows, *key) for key in ((7, 0), (7, 1), (8, 0)))
     assert not np.any((first == second) | (first == other))  # of another update or secret
 
 
@@ -192,8 +192,8 @@ def test_sum_equals_averaged_gradients_clipped_unit_by_unit(config, store, engin
         norms.append(np.linalg.norm(gradient))
         expected += gradient * min(1, CLIP / norms[-1])
     assert min(norms) > CLIP  # so averaging before clipping differs from averaging after it
-    found = sum_of(config, [batch], engine)
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.linalg.norm(expected))
+    total = sum_of(config, [batch], engine)
+    np.testing.assert_allclose(total, expected, atol=1e-5 * np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("style", ["flat", "automatic"])

@@ -31,12 +31,12 @@ def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path, unit):
     shards = shards_of(tmp_path)
     public = frozenset({"w1", ".", "cafe"})
     of_shard = BoundedSets(UnitWords(unit, 12), 5, b"key", 500, public)
-    found = [s for sets in map(of_shard, shards) for s in named(sets, sets.items.to_pylist())]
+    bounded = [s for sets in map(of_shard, shards) for s in named(sets, sets.items.to_pylist())]
     expected = []
-    for one in units_of(open_corpus(tmp_path), unit, 12):
-        words = {w for text in one.texts for w in split_words(text)} - public
-        expected.append(set(bounded_sample(sorted(words), 5, one.unit_id, b"key")))
-    assert found == expected and max(map(len, found)) == 5
+    for u in units_of(open_corpus(tmp_path), unit, 12):
+        words = {w for text in u.texts for w in split_words(text)} - public
+        expected.append(set(bounded_sample(sorted(words), 5, u.unit_id, b"key")))
+    assert bounded == expected and max(map(len, bounded)) == 5
     units = sum(of_shard(shard).units for shard in shards)
     too_few = BoundedSets(UnitWords(unit, 12), 5, b"key", units // 4, public)
     with pytest.raises(BadInput, match="more units than the declared bound") as caught:

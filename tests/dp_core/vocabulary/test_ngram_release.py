@@ -222,11 +222,11 @@ def test_charged_epsilon_is_close_to_the_target_and_not_above(
     charged = epsilon_pld(plan.event(), delta)
     assert 0.99 * epsilon <= charged <= epsilon
     # equals the composition of its rounds, each a separate selection
-    one = plan.each_round.event()
-    assert isinstance(one, NoisedWeights | ThresholdedHistogram)
-    assert charged == pytest.approx(epsilon_pld(compose(*[one] * len(lengths)), delta), rel=1e-9)
+    event = plan.each_round.event()
+    assert isinstance(event, NoisedWeights | ThresholdedHistogram)
+    assert charged == pytest.approx(epsilon_pld(compose(*[event] * len(lengths)), delta), rel=1e-9)
     # and is at least the ε of the Gaussian on weights of shared phrases
-    assert charged >= 0.999 * gaussian_epsilon(delta, math.sqrt(len(lengths)) * one.mu)
+    assert charged >= 0.999 * gaussian_epsilon(delta, math.sqrt(len(lengths)) * event.mu)
 
 
 def test_plan_that_claims_too_much_is_refused():
@@ -261,8 +261,8 @@ def test_event_contains_all_rounds_in_order():
 
 
 def test_rounds_with_different_units_are_refused():
-    one = ThresholdedHistogram(3, 9.0, 30, unit=PrivacyUnit.PATIENT)
+    same = ThresholdedHistogram(3, 9.0, 30, unit=PrivacyUnit.PATIENT)
     other = ThresholdedHistogram(3, 9.0, 30, unit=PrivacyUnit.DOCUMENT)
-    for rounds, lengths in (((one, other), (2, 3)), ((one,), (2, 3)), ((), ()), ((one,), (1,))):
+    for rounds, lengths in (((same, other), (2, 3)), ((same,), (2, 3)), ((), ()), ((same,), (1,))):
         with pytest.raises(BadInput):
             PhraseRounds(rounds, lengths, unit=PrivacyUnit.PATIENT)

@@ -280,9 +280,9 @@ def test_profile_equals_the_closed_form_of_gopi_et_al(epsilon, delta, n):
 
 
 def test_cost_of_rounds_is_the_cost_of_their_composition():
-    one = NoisedWeights(4, (30_000,), ((0, 0, 2_000_000),))
+    single = NoisedWeights(4, (30_000,), ((0, 0, 2_000_000),))
     four = NoisedWeights(4, (15_000,) * 4, ((0, 3, 4_000_000),))
-    assert four.mu == pytest.approx(one.mu, rel=1e-12)
+    assert four.mu == pytest.approx(single.mu, rel=1e-12)
     assert four.mu == pytest.approx(30_000 / LATTICE_DEVIATION, rel=1e-6)
 
 

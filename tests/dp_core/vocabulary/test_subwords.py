@@ -16,16 +16,16 @@ WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
 
 def test_fit_equals_a_hand_computed_example():
     tokenizer = subwords.learn({"pain": 50, "arm": 40, "s": 1}, 80)
-    found = subwords.fit(tokenizer, ["Pain pains,", "arm ?"])
+    fit = subwords.fit(tokenizer, ["Pain pains,", "arm ?"])
     # pain | pain ##s | [UNK] for the comma | arm | [UNK]: five words, six tokens
-    assert found == subwords.Fit(coverage=2 / 5, fertility=6 / 5, unknown=2 / 5)
+    assert fit == subwords.Fit(coverage=2 / 5, fertility=6 / 5, unknown=2 / 5)
     assert subwords.fit(tokenizer, ["", " "]) is None
 
 
 def test_byte_level_vocabulary_has_no_unknown_words():
     tokenizer = subwords.learn({"Ġpain": 9, "arm": 5}, 300, (), GPT2)
-    found = subwords.fit(tokenizer, ["arm pain\udc80 leg"])  # arm, Ġpain, ?, and Ġ l e g
-    assert found == subwords.Fit(coverage=3 / 4, fertility=7 / 4, unknown=0)
+    fit = subwords.fit(tokenizer, ["arm pain\udc80 leg"])  # arm, Ġpain, ?, and Ġ l e g
+    assert fit == subwords.Fit(coverage=3 / 4, fertility=7 / 4, unknown=0)
 
 
 def test_whole_words_are_single_tokens():

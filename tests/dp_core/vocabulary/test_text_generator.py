@@ -67,13 +67,13 @@ def test_released_word_is_written_as_phrase_of_one_word():
 
 
 def test_documents_are_determined_by_phrases_and_public_seed():
-    one = list(write_documents(PHRASES, 5, 40, 1))
+    docs = list(write_documents(PHRASES, 5, 40, 1))
     backwards = {n: dict(reversed(c.items())) for n, c in reversed(PHRASES.items())}
-    assert one == list(write_documents(backwards, 5, 40, 1))
-    assert one != list(write_documents(PHRASES, 5, 40, 2))
-    assert len({d.document_id for d in one}) == 5 and {d.patient_id for d in one} == {""}
-    assert len({d.text for d in one}) > 1
-    for words in (d.text.split(" ") for d in one):
+    assert docs == list(write_documents(backwards, 5, 40, 1))
+    assert docs != list(write_documents(PHRASES, 5, 40, 2))
+    assert len({d.document_id for d in docs}) == 5 and {d.patient_id for d in docs} == {""}
+    assert len({d.text for d in docs}) > 1
+    for words in (d.text.split(" ") for d in docs):
         assert split_words(" ".join(words)) == words and len(words) == 40
 
 

@@ -40,12 +40,12 @@ def pieces(tokenizer: Tokenizer) -> list[str]:
 )  # fmt: skip
 def test_vocabulary_depends_only_on_released_words(released, size):
     tokenizer = subwords.learn(released, size)
-    found = pieces(tokenizer)
-    assert len(found) <= size
-    assert sorted(tokenizer.get_vocab().values()) == list(range(len(found)))
-    assert tuple(found[:5]) == SPECIAL_TOKENS
+    vocabulary = pieces(tokenizer)
+    assert len(vocabulary) <= size
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(vocabulary)))
+    assert tuple(vocabulary[:5]) == SPECIAL_TOKENS
     characters = {c for word in released for c in word}
-    assert {c for piece in found[5:] for c in piece.removeprefix("##")} <= characters
+    assert {c for piece in vocabulary[5:] for c in piece.removeprefix("##")} <= characters
 
 
 def test_remaining_room_is_for_parts_of_all_words():
@@ -90,9 +90,9 @@ def test_equal_histograms_give_equal_vocabularies_in_any_process():
 
 
 def test_a_small_vocabulary_keeps_the_most_frequent_characters():
-    found = pieces(subwords.learn({"aaa": 100, "bbb": 90, "ccc": 80, "ddd": 1, "eee": 1}, 20))
-    assert {"a", "##a", "b", "##b", "c", "##c"} <= set(found)
-    assert "d" not in found
+    vocabulary = pieces(subwords.learn({"aaa": 100, "bbb": 90, "ccc": 80, "ddd": 1, "eee": 1}, 20))
+    assert {"a", "##a", "b", "##b", "c", "##c"} <= set(vocabulary)
+    assert "d" not in vocabulary
 
 
 def test_continuation_flags_mark_tokens_that_continue_a_word():

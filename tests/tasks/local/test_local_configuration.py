@@ -56,16 +56,16 @@ def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypa
     for name, value in planted.items():
         monkeypatch.setenv(name, value)
     to_all = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    own = airflow_configuration.mlflow_environment(deployment, tmp_path, secret)
-    assert own["MLFLOW_AUTH_ADMIN_PASSWORD"] == "m"
-    assert own["MLFLOW_BACKEND_STORE_URI"] == deployment.tracking
+    env = airflow_configuration.mlflow_environment(deployment, tmp_path, secret)
+    assert env["MLFLOW_AUTH_ADMIN_PASSWORD"] == "m"
+    assert env["MLFLOW_BACKEND_STORE_URI"] == deployment.tracking
     assert deployment.tracking not in airflow_configuration.mlflow_command(
         2
     )  # every user may read the command line
-    assert not [name for name in own if name.startswith(("AIRFLOW", "CONFIDE", "_AIRFLOW"))]
-    assert not set(asdict(secret).values()) & set(own.values()) - {"m", "n"}  # Airflow's secrets
-    assert "planted" not in str(own)
-    assert all(own[name] == to_all[name] for name in own.keys() & to_all.keys())  # PATH, HOME, …
+    assert not [name for name in env if name.startswith(("AIRFLOW", "CONFIDE", "_AIRFLOW"))]
+    assert not set(asdict(secret).values()) & set(env.values()) - {"m", "n"}  # Airflow's secrets
+    assert "planted" not in str(env)
+    assert all(env[name] == to_all[name] for name in env.keys() & to_all.keys())  # PATH, HOME, …
     working = airflow_configuration.mlflow_folder(deployment)
     assert list(working.iterdir()) == []  # its working folder contains no settings
     assert working.stat().st_mode & 0o077 == 0

@@ -188,9 +188,9 @@ class ReaderContract:
             read_format(self.FORMAT, source)
         assert NAME not in str(refusal.value)
         listed = str(refusal.value).split("`")[-2]  # the command with which the operator finds it
-        found = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True)
-        assert NAME in found.stdout
-        assert found.stdout.count("\n") == 1
+        result = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True)
+        assert NAME in result.stdout
+        assert result.stdout.count("\n") == 1
 
     @pytest.mark.parametrize("call", ["scandir", "open"])
     def test_a_folder_or_file_that_may_not_be_read_refuses_the_source(

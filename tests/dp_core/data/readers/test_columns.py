@@ -131,8 +131,8 @@ def sequences(prefixes: str) -> st.SearchStrategy[list[str]]:
 
 def strict(tags: Sequence[str], scheme: str) -> list[Entity]:
     """Return the entities that seqeval finds in its strict mode."""
-    found = seqeval.Entities([list(tags)], OF_SEQEVAL[scheme]).entities[0]
-    return [(entity.tag, entity.start, entity.end) for entity in found]
+    extents = seqeval.Entities([list(tags)], OF_SEQEVAL[scheme]).entities[0]
+    return [(entity.tag, entity.start, entity.end) for entity in extents]
 
 
 @pytest.mark.filterwarnings("ignore")  # seqeval names each unknown tag

@@ -194,8 +194,8 @@ def write_case(folder: Path, name: str, lines: list[int], concepts: list[list[An
     concept_lines = []
     for kind, *ends in concepts:
         begin, end = (ends[0], ends[1]), (ends[2], ends[3])
-        own = " ".join(word for place, word in words.items() if begin <= place <= end)
-        concept_lines.append(f'c="{own}" {begin[0]}:{begin[1]} {end[0]}:{end[1]}||t="{kind}"')
+        phrase = " ".join(word for place, word in words.items() if begin <= place <= end)
+        concept_lines.append(f'c="{phrase}" {begin[0]}:{begin[1]} {end[0]}:{end[1]}||t="{kind}"')
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.txt").write_text("\n".join(text) + "\n")
     (folder / f"{name}.con").write_text("".join(line + "\n" for line in concept_lines))
@@ -212,12 +212,12 @@ def scored(folder: Path, cases: list[Case]) -> TaskScores:
     return score(parts["reference"], [document.tags for document in parts["system"]])
 
 
-def counts(found: TaskScores) -> dict[str, list[int]]:
-    kinds = {kind: found.by_type.get(kind, Score(0, 0, 0)) for kind in FROZEN["total"]}
-    kinds["all"] = found.micro
+def counts(scores: TaskScores) -> dict[str, list[int]]:
+    kinds = {kind: scores.by_type.get(kind, Score(0, 0, 0)) for kind in FROZEN["total"]}
+    kinds["all"] = scores.micro
     return {
-        kind: [own.correct, own.expected - own.correct, own.predicted - own.correct]
-        for kind, own in kinds.items()
+        kind: [score.correct, score.expected - score.correct, score.predicted - score.correct]
+        for kind, score in kinds.items()
     }
 
 
@@ -227,7 +227,7 @@ def test_counts_equal_the_counts_of_the_scorer_of_2010(tmp_path, case):
 
 
 def test_all_documents_together_are_scored_as_one(tmp_path):
-    found = scored(tmp_path, FROZEN["cases"])
-    assert counts(found) == FROZEN["total"]
+    scores = scored(tmp_path, FROZEN["cases"])
+    assert counts(scores) == FROZEN["total"]
     right, missed, spurious = FROZEN["total"]["all"]
-    assert found.micro.f1 == pytest.approx(2 * right / (2 * right + missed + spurious))
+    assert scores.micro.f1 == pytest.approx(2 * right / (2 * right + missed + spurious))

@@ -30,8 +30,8 @@ class TestTsv(ReaderContract):
 
 def read(path: Path, *, pairs: bool = True) -> tuple[list[LabelledText], Quarantine]:
     quarantine = Quarantine(1.0)
-    found = read_labelled_texts(path.suffix[1:], path, quarantine, pairs=pairs)
-    return list(found), quarantine
+    texts = read_labelled_texts(path.suffix[1:], path, quarantine, pairs=pairs)
+    return list(texts), quarantine
 
 
 NLI = {"sentence1": "He has pain.", "sentence2": "He is well.", "gold_label": "contradiction"}

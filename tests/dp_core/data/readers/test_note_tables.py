@@ -106,8 +106,8 @@ def test_broken_quoting_refuses_the_source(tmp_path, row, end):
         list(read_corpus("noteevents", write(tmp_path, text), q))
     assert "secretword" not in str(caught.value)
     assert q.counts == {Reason.WRONG_COLUMNS: 1}
-    at = 63 if "Pt stable" in row else 62  # the first line is a whole row
-    assert q.locations[Reason.WRONG_COLUMNS] == [f"NOTEEVENTS.csv:{at}"]
+    line = 63 if "Pt stable" in row else 62  # the first line is a whole row
+    assert q.locations[Reason.WRONG_COLUMNS] == [f"NOTEEVENTS.csv:{line}"]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
@@ -133,16 +133,16 @@ def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path, mark):
     true = {d.patient_id: letters(d) for d in read(write(tmp_path, NOTES))[0]}
     assert set(true) == {"10", "11", "12"}
     refused = 0
-    for at in range(len(NOTES) + 1):
-        file = write(tmp_path, NOTES[:at] + mark + NOTES[at:])
+    for position in range(len(NOTES) + 1):
+        file = write(tmp_path, NOTES[:position] + mark + NOTES[position:])
         try:
             docs, _ = read(file)
         except BadInput:
             refused += 1
             continue
-        assert mark != '"', at  # an odd number of quotes is always invalid
+        assert mark != '"', position  # an odd number of quotes is always invalid
         for d in docs:
-            assert letters(d) in true.get(d.patient_id, ""), at
+            assert letters(d) in true.get(d.patient_id, ""), position
     assert refused > len(NOTES) // 3
 
 

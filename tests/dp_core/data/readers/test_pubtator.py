@@ -98,7 +98,7 @@ def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
     for a, b in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):
         if all(b <= start or end <= a for start, end in kept):
             kept[a, b] = spans[a, b]
-    found, begun = [], set()
+    sentences, begun = [], set()
     for begin, end in sentence_spans(text, sorted(kept), [2]):
         tokens = token_spans(text, begin, end, sorted(kept))
         tags = []
@@ -106,8 +106,8 @@ def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
             [inside] = [s for s in kept if s[0] <= a and b <= s[1]] or [None]
             tags.append(f"{'I' if inside in begun else 'B'}-{kept[inside]}" if inside else "O")
             begun.add(inside)
-        found.append(Sentence(tuple(text[a:b] for a, b in tokens), tuple(tags), "1"))
-    return found
+        sentences.append(Sentence(tuple(text[a:b] for a, b in tokens), tuple(tags), "1"))
+    return sentences
 
 
 @given(

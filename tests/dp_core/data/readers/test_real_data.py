@@ -49,28 +49,28 @@ def read(kind: str, name: str) -> tuple[int, int, Counter[str], Quarantine]:
     """Return sentences, tokens, entities by type, and the quarantine."""
     q = Quarantine()
     sentences = list(read_sentences(kind, data(name), q))
-    found = Counter(k for s in sentences for k, _, _ in entities(s.tags))
-    return len(sentences), sum(len(s.tokens) for s in sentences), found, q
+    by_type = Counter(k for s in sentences for k, _, _ in entities(s.tags))
+    return len(sentences), sum(len(s.tokens) for s in sentences), by_type, q
 
 
 # Kind and file, with the numbers of sentences, tokens, and entities by type.
 PUBLISHED = json.loads((Path(__file__).parent / "published_entities.json").read_text())
 
 
-@pytest.mark.parametrize(("kind", "file", "sentences", "tokens", "found"), PUBLISHED)
-def test_sentences_and_entities(kind, file, sentences, tokens, found):
+@pytest.mark.parametrize(("kind", "file", "sentences", "tokens", "expected"), PUBLISHED)
+def test_sentences_and_entities(kind, file, sentences, tokens, expected):
     n, t, by_type, q = read(kind, file)
-    assert (n, t, by_type) == (sentences, tokens, found)
+    assert (n, t, by_type) == (sentences, tokens, expected)
     assert q.rejected == 0
 
 
 @pytest.mark.parametrize(
-    ("part", "found"),
+    ("part", "expected"),
     [("train", {"Chemical": 5203, "Disease": 4182}), ("test", {"Chemical": 5385, "Disease": 4424})],
 )
-def test_pubtator_gives_the_entities_of_the_columns(part, found):
+def test_pubtator_gives_the_entities_of_the_columns(part, expected):
     sentences, tokens, by_type, q = read("pubtator", f"ner_bc5cdr/pubtator_{part}.txt")
-    assert by_type == found
+    assert by_type == expected
     assert q.rejected == 0
     columns = read("columns", f"ner_bc5cdr/{part}.tsv")
     assert abs(sentences - columns[0]) < 0.01 * columns[0]
@@ -79,9 +79,9 @@ def test_pubtator_gives_the_entities_of_the_columns(part, found):
 
 def test_a_wrong_offset_in_a_published_corpus_is_quarantined() -> None:
     # One article of the NCBI training set has an annotation that does not fit its text.
-    _, _, found, q = read("pubtator", "ner_ncbi_disease/pubtator_train.txt")
+    _, _, by_type, q = read("pubtator", "ner_ncbi_disease/pubtator_train.txt")
     assert q.counts.total() == 1
-    assert found.total() > 5100
+    assert by_type.total() > 5100
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_wrong_offset_in_a_published_corpus_is_quarantined() -> None:
 def test_sentence_pairs(part, pairs, articles):
     q = Quarantine()
     path = data(f"evidence_inference_pairs/{part}.tsv")
-    found = list(read_labelled_texts("tsv", path, q, pairs=True))
-    assert (len(found), q.rejected, q.left_out) == (pairs, 0, 0)
-    assert len({text.document_id for text in found}) == articles
-    assert len({text.label for text in found}) == 3
+    texts = list(read_labelled_texts("tsv", path, q, pairs=True))
+    assert (len(texts), q.rejected, q.left_out) == (pairs, 0, 0)
+    assert len({text.document_id for text in texts}) == articles
+    assert len({text.label for text in texts}) == 3

@@ -137,10 +137,10 @@ def test_large_files_that_are_text_are_read(tmp_path):
 def test_every_member_is_unpacked_to_the_byte(members, kind, padding, step):
     pack = gzip.compress if kind == ".gz" else lzma.compress
     content = b"".join(pack(m) + bytes(4 * padding) for m in members)
-    stream, found = packed.unpacked(io.BytesIO(content), f"a{kind}"), b""
+    stream, unpacked = packed.unpacked(io.BytesIO(content), f"a{kind}"), b""
     while piece := stream.read(step):
-        found += piece
-    assert found == b"".join(members)
+        unpacked += piece
+    assert unpacked == b"".join(members)
     cut = packed.unpacked(io.BytesIO(pack(members[0])[:-1]), f"a{kind}")
     with pytest.raises(packed.DAMAGED):
         cut.read()

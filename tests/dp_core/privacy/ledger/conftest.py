@@ -21,8 +21,8 @@ SERVER_VARIABLE = "CONFIDE_TEST_POSTGRES"
 def server_programs() -> Path | None:
     """Return the folder of initdb and pg_ctl, which Debian does not put on the PATH."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), reverse=True)
-    found = [str(p) for p in versions] + [p for p in [shutil.which("pg_ctl")] if p]
-    return Path(found[0]).parent if found else None
+    programs = [str(p) for p in versions] + [p for p in [shutil.which("pg_ctl")] if p]
+    return Path(programs[0]).parent if programs else None
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +76,8 @@ def postgres_url(postgres_server: URL) -> Iterator[str]:
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'home' / 'ledger.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
+    postgres: str = request.getfixturevalue("postgres_url")
+    return postgres
 
 
 @pytest.fixture

@@ -396,8 +396,8 @@ def test_private_source_becomes_public_only_by_confirmation(ledger):
     assert ledger.sources.declare_public(WARD, "ward", known_private=True).holds
     # The source is declared public first and read as private afterwards.
     ledger.sources.read_as_private(WIKI, "notes")
-    found = ledger.sources.declaration(WIKI)
-    assert found is not None and not found.holds and found.private_in == ("notes",)
+    declared = ledger.sources.declaration(WIKI)
+    assert declared is not None and not declared.holds and declared.private_in == ("notes",)
     with pytest.raises(BadInput, match="confide ledger register"):
         ledger.sources.read_as_private(FOLDER, "unregistered")
 

@@ -90,10 +90,10 @@ def test_of_two_results_under_one_seed_exactly_one_is_accepted(
 ):
     contents = [b"weights", b"weights, rounded otherwise"]
     arguments: list[tuple[Any, ...]] = [(url, tmp_path / "seeds", c) for c in contents]
-    told = run_at_once(other_processes, release_once, arguments)
-    assert len({seed for seed, _ in told}) == 1  # all drew the same noise
-    accepted = [said for _, said in told if said in contents]
-    (refused,) = [said for _, said in told if said not in contents]
+    answers = run_at_once(other_processes, release_once, arguments)
+    assert len({seed for seed, _ in answers}) == 1  # all drew the same noise
+    accepted = [said for _, said in answers if said in contents]
+    (refused,) = [said for _, said in answers if said not in contents]
     assert len(accepted) == 1
     assert "its output differs" in refused
     (entry,) = ledger.history("notes")

@@ -103,11 +103,11 @@ def test_every_fault_is_reported(ledger, url, seeds, tmp_path):
         db.execute(text("UPDATE entries SET event = '{' WHERE spec_hash = 'c'"))
         if url.startswith("sqlite"):
             db.execute(text("UPDATE entries SET number = 9 WHERE spec_hash = 'd'"))
-    found = "\n".join(ledger.faults(seeds))
-    assert f"the seed of entry {exchanged.id} is not the one that it was bound to" in found
-    assert f"the seed of entry {torn.id}" in found
-    assert f"ledger entry {unread.id}: it cannot be read" in found
-    assert ("5 entries are gone" in found) == url.startswith("sqlite")
+    faults = "\n".join(ledger.faults(seeds))
+    assert f"the seed of entry {exchanged.id} is not the one that it was bound to" in faults
+    assert f"the seed of entry {torn.id}" in faults
+    assert f"ledger entry {unread.id}: it cannot be read" in faults
+    assert ("5 entries are gone" in faults) == url.startswith("sqlite")
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg2"])

@@ -54,32 +54,32 @@ def fill(held_by: Budget, events: list[tuple[mechanisms.MechanismEvent, float]])
 @settings(max_examples=40, deadline=None)
 def test_gaussians_that_fill_a_budget_stay_within_it(epsilon, log_delta, size):
     """k Gaussian mechanisms equal one with σ/√k, whose δ(ε) has a closed form."""
-    own = budget(epsilon, 10**log_delta)
-    room = privacy_filter.capacity(own)
-    assert math.isfinite(own.order)
+    limit = budget(epsilon, 10**log_delta)
+    room = privacy_filter.capacity(limit)
+    assert math.isfinite(limit.order)
     k = 1 + int(8 * size)
-    sigma = math.sqrt(k * own.order / (2 * room.rho)) * (1 + 1e-12)  # k of them fit exactly
-    held = fill(own, [(mechanisms.Gaussian(sigma), 1e-7)])
+    sigma = math.sqrt(k * limit.order / (2 * room.rho)) * (1 + 1e-12)  # k of them fit exactly
+    held = fill(limit, [(mechanisms.Gaussian(sigma), 1e-7)])
     assert len(held) == k
     delta = float(gaussian_delta(epsilon, math.sqrt(k) / sigma))
-    assert delta <= own.delta
+    assert delta <= limit.delta
 
 
 @pytest.mark.parametrize("order", [None, 16.0, math.inf])
 @pytest.mark.parametrize(("epsilon", "delta"), [(2.0, 1e-5), (6.0, 1e-6)])
 def test_mixed_releases_that_fill_a_budget_stay_within_it(epsilon, delta, order):
-    own = budget(epsilon, delta, order)
+    limit = budget(epsilon, delta, order)
     events: list[tuple[mechanisms.MechanismEvent, float]] = [
         (mechanisms.ThresholdedHistogram(64, 60.0, 400), 1e-7),
         (mechanisms.PoissonGaussian.single(0.02, 1.5, 100), 1e-7),
         (mechanisms.Gaussian(12.0), 1e-7),
     ]
-    held = fill(own, events)
+    held = fill(limit, events)
     assert len(held) >= 2
     # These releases are fixed in advance, so PLD may compose them.
     truth = composed_profile(mechanisms.compose(*(e.event for e in held)))(epsilon)
     assert truth <= delta
-    standing = privacy_filter.standing(own, held)
+    standing = privacy_filter.standing(limit, held)
     assert standing.share <= 1
     assert standing.epsilon_so_far <= epsilon
 
@@ -177,14 +177,14 @@ def test_a_histogram_costs_no_less_than_it_gives_away(order):
     charged = cost(HISTOGRAM, order)
     passes = 1 - released(1)[0]
     worst = 0.0
-    for own in range(WORDS + 1):
-        coin = 1 - (1 - passes) ** own
+    for lone in range(WORDS + 1):
+        coin = 1 - (1 - passes) ** lone
         assert coin <= charged.delta * (1 + 1e-9)
         for base in range(1, 3 * THRESHOLD):
             here, there = released(base + 1), released(base)
             both = (here > 1e-250) & (there > 1e-250)
             for p, q in ((here, there), (there, here)):
-                worst = max(worst, (WORDS - own) * divergence(p[both], q[both], order))
+                worst = max(worst, (WORDS - lone) * divergence(p[both], q[both], order))
     assert worst <= charged.rho * (1 + 1e-9)
     assert worst > charged.rho * 0.8  # the charge is nearly tight
     assert charged.delta == pytest.approx(1 - (1 - passes) ** WORDS, rel=1e-9)
