@@ -99,7 +99,7 @@ def test_private_finetuning_of_a_causal_model_is_refused():
     labels = {
         "finetune_privacy": "dp", "entities_format": "columns", "entities_dataset": "labels",
         "entities_train": "a", "entities_test": "b", "entity_types": "problem",
-        "entities_declared_units": 40,
+        "entities_declared_units": 40, "finetune_batch_size": 4,
     }  # fmt: skip
     with pytest.raises(ValidationError, match="a causal model is not fine-tuned"):
         JobSettings.model_validate(SIZES | labels | {"model_kind": "gpt2"})

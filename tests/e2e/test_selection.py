@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlch
 
 SETTINGS = SweepSettings(
     selection="random-count", selection_mean=2.0, sweep_noise_multipliers="1,2",
-    sweep_batch_sizes="20", sweep_epochs="0.4", finetune_epochs=1, delta=1e-5,
+    sweep_batch_sizes="20", sweep_epochs="0.4", delta=1e-5,
     development_share=0.5, **SIZES,
 )  # fmt: skip
 
