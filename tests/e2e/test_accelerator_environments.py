@@ -25,8 +25,9 @@ def test_job_runs_with_the_packages_for_an_accelerator(tmp_path, name, device, p
     if not python.exists():
         pytest.skip(f"its environment is made by make test-{name}")
     assert list(environment.glob(f"lib/*/site-packages/{package.replace('-', '_')}-*"))
-    settings = SIZES | {"device": device, "entities_format": "none"}
-    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    sizes = {key: size for key, size in SIZES.items() if not key.startswith("finetune_")}
+    settings = sizes | {"device": device, "entities_format": "none"}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     deployment = {"CONFIDE_HOME": str(tmp_path), "CONFIDE_TASK_PYTHON": str(python)}
     answer = completed(
         sys.executable, "-m", "tasks.cli", "run", *words, env=os.environ | deployment
