@@ -162,10 +162,10 @@ class ExtractionRow:
         return self.p_value <= ALARM_RATE
 
 
-def compare(decoding: str, group: str, extracted: Flags, control: Flags) -> ExtractionRow:
+def compare(decoding: str, group: str, hits: Flags, control: Flags) -> ExtractionRow:
     """Compare the extracted suffixes of both sides: (n,) and (m,), neither empty."""
     return ExtractionRow(
-        decoding, group, len(extracted), int(extracted.sum()), len(control), int(control.sum())
+        decoding, group, len(hits), int(hits.sum()), len(control), int(control.sum())
     )
 
 

@@ -260,7 +260,7 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
         finetune_epsilon: ε of the private fine-tuning of one model at finetune_delta, to which its
             σ is calibrated. Empty: finetune_noise_multiplier holds.
         finetune_noise_multiplier: Effective noise of one update of private fine-tuning, in units of
-            its clip norm. Empty: 1; with public_model 2.75.
+            its clip norm. Empty: 1; with public_model 2.75; or calibrated to finetune_epsilon.
         finetune_clip_norm: Bound on one unit's gradient in private fine-tuning. Empty: 1; with
             public_model 0.1.
         finetune_delta: δ of private fine-tuning; far below one divided by the number of units with

@@ -480,7 +480,7 @@ def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | 
 
 def _as_gaussians(event: MechanismEvent) -> MechanismEvent:
     if isinstance(event, PhraseRounds):
-        return compose(*(_as_gaussians(training) for training in event.rounds))
+        return compose(*(_as_gaussians(part) for part in event.rounds))
     if not isinstance(event, ThresholdedHistogram | NoisedWeights):
         return event
     single = PoissonGaussian.single(1.0, 1 / event.mu, 1, unit=event.unit)

@@ -21,11 +21,11 @@ def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     if report.result.step != "report" or report.facts.get("is_sweep"):
         raise BadInput("not a job's report", where="report_uri", fix="Give a report step's output.")
     models = {
-        verdict["name"]: context.input(verdict["uri"])
-        for verdict in report.facts[JUDGED]
-        if is_of_job(verdict["name"])  # further trainings are only compared with it
+        model["name"]: context.input(model["uri"])
+        for model in report.facts[JUDGED]
+        if is_of_job(model["name"])  # further trainings are only compared with it
     }
     judged = judge(context.store, models, "unaudited")
-    for verdict in judged:
-        verdict["tags"]["confide.approved"] = "by a person"
+    for model in judged:
+        model["tags"]["confide.approved"] = "by a person"
     return StepOutput(outputs={}, facts={JUDGED: judged})

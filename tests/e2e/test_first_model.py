@@ -108,6 +108,10 @@ def test_settings_for_a_parquet_table_read_the_same_documents(tmp_path):
         suggested = [words[0] for words in person.init(write(tmp_path))]
         s = JobSettings.model_validate_json((tmp_path / "settings.json").read_bytes())
         documents = read_corpus(s.private_format, s.private_path, columns=s.private_columns)
+        columns = "private_columns=text:Befundtext,patient:Patient"
+        settings = ("--settings", tmp_path / "settings.json")
+        line = person.confide("run", *settings, "--set", columns, code=2)
+        assert "a header lacks Patient" in line and ", ".join(HEADER) in line
         made.append((suggested, s.unit, s.declared_units, list(documents)))
     assert made[0] == made[1]
     assert len(made[0][-1]) == len(rows())
