@@ -132,6 +132,7 @@ class StepContext:
         made_up: whether every input is made up or public.
         releases: all releases of private data that the output descends from: the releases of each
             opened input, and the step's own. They are always part of the result.
+        source_digests: keyed digest of each source file that the step has opened, by its setting.
     """
 
     deployment: Deployment
@@ -143,6 +144,7 @@ class StepContext:
     tracker: Tracker
     progress: StepProgressReporter
     releases: list[ReleaseRecord] = field(default_factory=list, init=False)
+    source_digests: dict[str, str] = field(default_factory=dict, init=False)
 
     @property
     def out(self) -> Path:

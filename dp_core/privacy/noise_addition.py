@@ -229,18 +229,19 @@ def lattice_scale(
         strategy: of the plan.
 
     Raises:
-        PlanError: rounding d values to any lattice would take more noise than σ.
+        PlanError: rounding d values to the lattice would take a tenth of the noise or more.
     """
     real = math.sqrt(DEVIATION**2 - _SMOOTHING**2)
     root = math.sqrt(values)
     later = (1 + abs(c) * (1 << PAST_BITS) for c in strategy.values[1:])  # rounding of the past
     left = real / noise_multiplier - root * math.hypot(*later)
     scale = (left / strategy.norm - _ROUNDING * root) / sensitivity
-    if not (0 < scale < math.inf):
+    kept = scale * sensitivity * strategy.norm * noise_multiplier / real
+    if not (0.9 < kept < math.inf and scale < math.inf):
         raise PlanError(
             f"a noise multiplier of {noise_multiplier:g} on {values} values is out of range",
             where="plan.noise_multiplier",
-            fix="Choose one between 0.001 and 1000.",
+            fix="Choose less noise or fewer noise_bands, or train fewer parameters.",
         )
     return scale
 

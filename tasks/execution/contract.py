@@ -23,7 +23,6 @@ from types import FrameType, ModuleType
 
 from pydantic import ValidationError
 
-from dp_core.config.data import VersionConfig
 from dp_core.config.fields import one_line
 from dp_core.config.release import ReleaseRecord
 from dp_core.errors import (
@@ -198,7 +197,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
-        if isinstance(spec, VersionConfig) and spec.sources:
+        if spec.sources:
             from tasks.releases import declarations
 
             declarations.refuse_if_changed(spec, result, context)
@@ -227,6 +226,7 @@ def _work(module: ModuleType, spec: StepSpec, context: StepContext) -> StepResul
         facts={
             **answer.facts,
             "made_up": spec.made_up,
+            "source_digests": context.source_digests,
             "artifacts": {
                 file: Label.OPERATOR if kept else label for file, label in answer.artifacts.items()
             },

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dp_core.config.audit_settings import AuditCanariesConfig, ExtractionConfig
-from dp_core.config.data import CanaryConfig, ReaderConfig, RowsConfig, SequenceConfig
+from dp_core.config.data import (
+    CanaryConfig,
+    ReaderConfig,
+    RowsConfig,
+    SequenceConfig,
+    VersionConfig,
+)
 from dp_core.config.fields import named_paths
 from dp_core.config.privacy import (
     PhrasesConfig,
@@ -113,7 +119,12 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
     config = s.part(VocabularyConfig)
     checkpoint, keeps = None, config.keeps_a_checkpoint
     if s.public_model:
-        checkpoint = CheckpointSpec(**common, public_model=s.public_model, keeps_tokens=keeps)
+        checkpoint = CheckpointSpec(
+            **common,
+            **s.part(VersionConfig).model_dump(),
+            public_model=s.public_model,
+            keeps_tokens=keeps,
+        )
     vocabulary = VocabularySpec(
         **seeded,
         corpus_uri=private.output if config.reads_private_text else "",

@@ -613,7 +613,7 @@ class JobSettings(
             raise ValueError("target_epsilon: noise_multiplier follows from it: set only one")
         if self.more_trainings:
             raise ValueError("target_epsilon: is of one private training: empty more_trainings")
-        if self._tunes_the_private_data_set:
+        if self.tunes_the_private_data_set:
             raise ValueError(
                 "target_epsilon: does not divide ε with private fine-tuning: name a data set of "
                 "the labels in entities_dataset, or set noise_multiplier"
@@ -672,7 +672,7 @@ class JobSettings(
             )
 
     @property
-    def _tunes_the_private_data_set(self) -> bool:
+    def tunes_the_private_data_set(self) -> bool:
         """Whether private fine-tuning is charged to the data set of the private corpus."""
         private = self.finetune_privacy == "dp"
         return private and self.entities_charged_to == self.private_dataset
@@ -683,13 +683,13 @@ class JobSettings(
             raise ValueError("finetune_privacy: public or made-up labels need no privacy")
         if is_causal(self.model_kind):
             raise ValueError("finetune_privacy: a causal model is not fine-tuned")
-        if self._tunes_the_private_data_set and self.entities_unit != self.unit:
+        if self.tunes_the_private_data_set and self.entities_unit != self.unit:
             raise ValueError(
                 f"entities_unit: the labels are charged to {self.private_dataset}, whose unit is "
                 f"{self.unit}, not {self.entities_unit}: choose {self.unit}, "
                 "or name a data set of their own in entities_dataset"
             )
-        if self._tunes_the_private_data_set and self.unit == "example":
+        if self.tunes_the_private_data_set and self.unit == "example":
             raise ValueError(
                 "entities_unit: a labelled sentence is another unit than an example of "
                 f"{self.words_per_unit} words of {self.private_dataset}: name a data set of the "

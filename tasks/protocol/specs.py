@@ -222,7 +222,7 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
         )
 
 
-class CheckpointSpec(StepSpec):
+class CheckpointSpec(StepSpec, VersionConfig):
     """Describe a public model, and copy its tokens to the store if a vocabulary keeps them."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})

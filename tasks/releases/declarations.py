@@ -59,9 +59,9 @@ def open_source(source: Source, context: StepContext) -> Opened:
         path = stage_source(source.uri, folder, field=source.field)
         if source.public and not is_remote(source.uri):
             path = _copied(path, folder, source.field)
-        digest = keyed_digest(path, context.content_key())
-        _refuse_disagreement(digest, source, ledger, context)
-        return Opened(path, digest)
+        opened = _opened(path, source, context)
+        _refuse_disagreement(opened.digest, source, ledger, context)
+        return opened
     except BadInput:
         shutil.rmtree(folder, ignore_errors=True)  # keep no copy of a refused source
         raise
@@ -76,8 +76,12 @@ def open_for_operator(source: Source, context: StepContext) -> Opened:
         BadInput: the file does not exist.
     """
     folder = context.durable / "source" / source.field
-    path = stage_source(source.uri, folder, field=source.field)
-    return Opened(path, keyed_digest(path, context.content_key()))
+    return _opened(stage_source(source.uri, folder, field=source.field), source, context)
+
+
+def _opened(path: Path, source: Source, context: StepContext) -> Opened:
+    digest = context.source_digests[source.field] = keyed_digest(path, context.content_key())
+    return Opened(path, digest)
 
 
 def record_sources(sources: Iterable[Source], context: StepContext) -> None:
@@ -103,16 +107,13 @@ def refuse_if_changed(spec: StepSpec, result: StepResult, context: StepContext) 
     Raises:
         BadInput: the files have changed; or as `open_source`.
     """
-    now = []
     for source in spec.sources:
         opened = open_for_operator(source, context)
-        now.append(opened.digest)
         if Need.LEDGER in spec.needs:
             _refuse_disagreement(opened.digest, source, _ledger(source, context), context)
-    if now != result.facts.get("source_digests", []):
-        version = getattr(spec, "data_version", "")
+    if context.source_digests != result.facts["source_digests"]:
         raise PrivateTextRefusal(
-            f"the files have changed since data_version {version!r} was read",
+            "the files have changed since they were read",
             where=", ".join(source.field for source in spec.sources),
             fix="Give the new files a new data_version.",
         )

@@ -232,7 +232,7 @@ def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
         "delta": True,
         "vocabulary_delta": settings.releases_private_words,
         "phrases_delta": bool(settings.phrases_epsilon),
-        "finetune_delta": settings.finetune_privacy == "dp",
+        "finetune_delta": settings.tunes_the_private_data_set,
     }
     exact = {n: getattr(settings, n) * factor for n, is_charged in charged.items() if is_charged}
     return changed(settings, **{name: rounded_down(delta) for name, delta in exact.items()})

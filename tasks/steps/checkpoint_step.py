@@ -21,7 +21,7 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     (source,) = spec.sources
     opened = open_source(source, context)
     refuse_own_model(opened.path, source.field)
-    facts = {"source_digest": opened.digest, **checkpoint_facts(opened.path)}
+    facts = checkpoint_facts(opened.path)
     if not spec.keeps_tokens:
         return StepOutput(outputs={}, facts=facts)
     tokenizer = tokenizer_files.of_checkpoint(opened.path)

@@ -52,7 +52,6 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
             "role": spec.role,
             "dataset": spec.dataset,
             "all_name_a_patient": all_name_a_patient,
-            "source_digests": [source.digest for source in opened],
             "digest": context.content_digest(context.out),
         },
     )

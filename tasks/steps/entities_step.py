@@ -81,7 +81,6 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
             "dataset": spec.dataset,
             "unit": spec.entities_unit,
             "all_name_a_patient": all(item.patient_id for item in parts["train"]),
-            "source_digests": [source.digest for source in opened],
             "digest": context.content_digest(context.out),
         },
     )

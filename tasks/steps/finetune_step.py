@@ -208,7 +208,7 @@ def _manifest(spec: FinetuneSpec, model: Input, entities: Input, plan: Execution
         kind="finetune",
         entities=entities.facts["digest"],
         initial=sha256_of(model.folder / "model.safetensors"),
-        vocabulary=sha256_of(model.folder / "vocab.txt"),
+        vocabulary=vocabulary_digest(model),
         plan=plan.to_json(),
         training_config=spec.training.identity(),
         head=spec.head,

@@ -61,11 +61,7 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
         coins=digest64(seed_key(spec.seed), "membership masks"),
         claim=claimed(attacked, store),
     )
-    facts = {
-        SUBJECT: fact(attacked, "weights_digest"),
-        PROBES: fact(store, "canaries_digest"),
-        **({"source_digests": [source.digest for source in opened]} if opened else {}),
-    }
+    facts = {SUBJECT: fact(attacked, "weights_digest"), PROBES: fact(store, "canaries_digest")}
     return store_findings(context, run_audits(spec.step, data), facts=facts)
 
 

@@ -44,11 +44,7 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
     files.pop(AUDITED, None)
     findings = black_box.audit_files(folder, files, "given_{}".format, ceiling, spec)
     weights = sha256_of(folder / WEIGHTS) if (folder / WEIGHTS).exists() else ""
-    facts = {
-        "source_digests": [source.digest for source in opened.values()],
-        SUBJECT: weights,
-        JUDGED: _blocked(context, model, findings),
-    }
+    facts = {SUBJECT: weights, JUDGED: _blocked(context, model, findings)}
     return store_findings(context, findings, facts=facts)
 
 

@@ -36,7 +36,6 @@ def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
             "role": "released",
             "dataset": fact(source, "dataset"),
             "all_name_a_patient": False,
-            "source_digests": [],
             "digest": context.content_digest(context.out),
         },
         artifacts={SAMPLE: Label.DP},

@@ -174,6 +174,7 @@ def test_private_labels_of_the_same_data_set_share_the_budget():
     assert settings.finetune_delta < labels.finetune_delta * 10
     apart = changed(labels, entities_dataset="labels")
     assert len(RunReleases.of(apart).alongside) == 1  # the labels are charged to another budget
+    assert calibrated(apart, PrivacyBudget(8.0, 1e-5)).finetune_delta == apart.finetune_delta
 
 
 def test_command_reads_no_data_and_writes_valid_settings(confide, tmp_path, deployment):

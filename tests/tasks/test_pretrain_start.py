@@ -44,7 +44,7 @@ def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
     key = content_key(ours, "content-digest")
     kept = Store(ours.store, ours.cache)
     attributes = {"durable": tmp_path / "work", "deployment": ours, "store": kept}
-    attributes["content_key"] = lambda: key
+    attributes |= {"content_key": lambda: key, "source_digests": {}}
     context = cast(StepContext, SimpleNamespace(**attributes))
     store = cast(Any, SimpleNamespace(sequence_length=16))
     return pretrain._start(spec, context, store, inputs)

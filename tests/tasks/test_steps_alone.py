@@ -299,6 +299,27 @@ def test_noise_seed_depends_on_rows_and_initial_weights(chain, tmp_path):
     assert len(manifests) == 6
 
 
+def test_noise_seed_of_private_labels_depends_on_weights_and_tokens_of_any_kind(chain, tmp_path):
+    """A folder of byte-level tokens has no `vocab.txt`; the digest of its tokens is a fact."""
+    spec, plan = (
+        spec_of(FinetuneSpec, model_uri="model", entities_uri="labels", entity_types=("sign",)),
+        training_plan(chain.training(), 1),
+    )
+    labels = with_facts(chain.trained[0], digest="labels")
+    model, folders = chain.trained[0], [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(folder.name)
+    manifests = {
+        finetune._manifest(
+            spec, replace(with_facts(model, vocabulary_digest=digest), folder=folder), labels, plan
+        )
+        for folder in folders
+        for digest in "12"
+    }
+    assert len(manifests) == 4
+
+
 def test_exposure_has_the_label_of_its_model(chain):
     for (model, _), label in ((chain.trained, DP), (chain.unprotected, OPERATOR)):
         context = chain.context(f"exposure {label}", model=model)

@@ -308,6 +308,23 @@ def test_folder_that_is_no_model_is_refused_before_the_releases_are_registered(
     assert list(job.steps).index("checkpoint") < list(job.steps).index("reserve")
 
 
+def test_changed_public_model_needs_a_new_data_version_in_every_step_that_reads_it(untracked, bert):
+    job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
+    readers = ("checkpoint", "Public text only / pretraining")
+    front = ("private_corpus", "public_corpus", "entities", "checkpoint", "reserve", "vocabulary")
+    job.run("budget", *front, "canaries", "private_store", "public_store", readers[1])
+    (bert / "vocab.txt").write_text((bert / "vocab.txt").read_text().replace("patient", "doctor"))
+    declare_public(str(bert), untracked, known_private=False)
+    for task in readers:
+        with pytest.raises(BadInput, match="files have changed since"):
+            job.run(task)
+    again = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert), data_version="2")
+    for task in (*readers, "vocabulary"):
+        assert again.steps[task].output != job.steps[task].output
+    again.run("checkpoint", "public_corpus", "vocabulary")
+    assert "doctor" in again.tokens()
+
+
 # --- exact counts, for the operator
 
 

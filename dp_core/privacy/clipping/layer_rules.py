@@ -29,8 +29,9 @@ class UnitGradients:
     """The gradients of one layer's parameters, one per unit, in the cheapest form.
 
     Attributes:
-        squared_norms: (U,) float32, an upper bound on each unit's squared gradient norm; not
-            finite where the gradient is not.
+        squared_norms: (U,) float32, an upper bound on each unit's squared gradient norm, up to the
+            rounding of sums of squares (measured: 10⁻⁶ of it); not finite where the gradient is
+            not.
         parts: tensors from which `combine` computes the gradients.
         combine: (factors (U,), parts) -> for each parameter, Σᵤ factorᵤ · gradientᵤ. Linear in
             the factors. The caller passes the parts again because it zeroes units that are not
@@ -51,8 +52,8 @@ class LayerRecord(Protocol):
     """A layer's record of the forward pass, and its clipping rule.
 
     Law: for any (factors), `gradients(g).combine(factors, parts)` equals Σᵤ factorᵤ · ∂Lᵤ/∂θ, and
-    `squared_norms` is at least Σ_θ ‖∂Lᵤ/∂θ‖², equal up to rounding. tests/dp_core/privacy/clipping
-    checks every rule by brute force.
+    `squared_norms` is at least Σ_θ ‖∂Lᵤ/∂θ‖², up to rounding, which Gram matrices bound and sums of
+    squares do not. tests/dp_core/privacy/clipping checks every rule by brute force.
     """
 
     @property
