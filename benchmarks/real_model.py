@@ -26,8 +26,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks.real_text import NOTES_AND_ENTITIES, existing_files
 from benchmarks.study.experiments import ACCURACY, EPSILON, F1, Experiment
-from benchmarks.study.runs import Study
+from benchmarks.study.runs import ModelFigures, Study
 from benchmarks.study.tables import rows_of, table
 from benchmarks.vocabulary_tables import filled
 from dp_core.config.training import TrainingConfig
@@ -141,34 +142,34 @@ LABELS = [
 ]
 
 
-def jobs(model: Path) -> Experiment:
-    """Return the jobs that continue the public model on private notes."""
-    return Experiment(
-        "continued",
-        "dp_bert",
-        (EPSILON, F1, ACCURACY),
-        variants={
-            "all parameters": {"learning_rate": 1e-3},
-            "LoRA": {"trained_parameters": "lora", "learning_rate": 3e-3, "nonprivate": False},
-            "biases and norms": {
-                "trained_parameters": "biases-and-norms",
-                "learning_rate": 5e-3,
-                "nonprivate": False,
-            },
+CONTINUED = Experiment(
+    "continued",
+    "dp_bert",
+    (EPSILON, F1, ACCURACY),
+    variants={
+        "all parameters": {"learning_rate": 1e-3},
+        "LoRA": {"trained_parameters": "lora", "learning_rate": 3e-3, "nonprivate": False},
+        "biases and norms": {
+            "trained_parameters": "biases-and-norms",
+            "learning_rate": 5e-3,
+            "nonprivate": False,
         },
-        preset="real-text",
-        settings={
-            "public_model": str(model),
-            "vocabulary_source": "checkpoint",
-            "sequence_length": 64,
-            "public_steps": 150,
-            "epochs": 8,
-            "batch_size": 128,
-            "finetune_epochs": 2,
-        },
-        files=NOTES_AND_ENTITIES,
-        epsilon=3.3,
-    )
+    },
+    preset="real-text",
+    settings={
+        "vocabulary_source": "checkpoint",
+        "sequence_length": 64,
+        "public_steps": 150,
+        "epochs": 8,
+        "batch_size": 128,
+        "examples_per_step": 2,  # 4 takes twice as long
+        "finetune_epochs": 2,
+        "canary_patterns": "HS",
+        "canaries_per_group": 1,
+    },
+    files=NOTES_AND_ENTITIES,
+    epsilon=3.3,
+)
 
 
 def sentences(data: str, part: str) -> list[Sentence]:
@@ -183,6 +184,20 @@ def counts(expected: list[Sentence], predicted: list[tuple[str, ...]]) -> list[l
     blocks = (slice(i, i + BLOCK) for i in range(0, len(expected), BLOCK))
     micros = (score(expected[block], predicted[block]).micro for block in blocks)
     return [[micro.correct, micro.predicted, micro.expected] for micro in micros]
+
+
+def continued(variant: str, folder: Path, home: Path, seed: int) -> list[dict[str, Any]]:
+    """Return the figures of each model of one job that continues the public model."""
+    settings = {**CONTINUED.settings, "public_model": str(folder)}
+    study, job = Study(home), replace(CONTINUED, settings=settings)
+    key = study.key(job, variant, seed)
+    if study.done(key) is None:
+        study.run(job, variant, seed)
+    wanted = [column.metric for column in job.columns]
+    return [
+        {"model": each.model, "metrics": {k: each.metrics[k] for k in wanted if k in each.metrics}}
+        for each in study.figures(key)
+    ]
 
 
 def measured(labels: Labels, folder: Path, seed: int, *, whole: bool) -> dict[str, Any]:
@@ -232,8 +247,20 @@ def kept_shares(results: Mapping[str, Any]) -> Iterator[tuple[Labels, MeanF1, fl
             yield labels, f1, reference and f1.mean / f1_of(reference).mean
 
 
-def tables(results: Mapping[str, Any]) -> dict[str, str]:
-    """Return the page's table of private labels, from the results."""
+def tables(kept: Mapping[str, Any]) -> dict[str, str]:
+    """Return the page's tables: private labels, and continued pre-training."""
+    runs = [
+        (variant, [ModelFigures(**figures) for figures in models])
+        for variant, cell in kept["continued"].items()
+        for models in cell["seeds"].values()
+    ]
+    return {
+        "private labels": _table_of_labels(kept["labels"]),
+        "private notes": table(CONTINUED, rows_of(CONTINUED, runs)),
+    }
+
+
+def _table_of_labels(results: Mapping[str, Any]) -> str:
     lines = ["| | strict F1 (95%; seeds) | share |", "| --- | --- | --- |"]
     for labels, f1, share in kept_shares(results):
         assert f1.interval is not None
@@ -241,7 +268,7 @@ def tables(results: Mapping[str, Any]) -> dict[str, str]:
         shown = "" if share is None or labels.epsilon is None else f"{share:.0%}"
         score = f"{100 * f1.mean:.1f} ({low:.1f} to {high:.1f}; {f1.seeds})"
         lines.append(f"| {labels.name} | {score} | {shown} |")
-    return {"private labels": "\n".join(lines)}
+    return "\n".join(lines)
 
 
 def advice(results: Mapping[str, Any]) -> str:
@@ -274,9 +301,11 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=ROOT / ".confide" / "bench-real")
     parser.add_argument("--table", action="store_true", help="write tables and advice, and stop")
     options = parser.parse_args()
-    kept = json.loads(RESULT.read_text()) if RESULT.exists() else {"delta": DELTA, "labels": {}}
+    kept = {"delta": DELTA, "labels": {}, "continued": {}}
+    if RESULT.exists():
+        kept |= json.loads(RESULT.read_text())
     if options.table:
-        PAGE.write_text(filled(PAGE.read_text(), tables(kept["labels"])))
+        PAGE.write_text(filled(PAGE.read_text(), tables(kept)))
         ADVICE.write_text(advice(kept["labels"]) + "\n")
         return
     if "CONFIDE_DATA" not in os.environ:
@@ -285,37 +314,40 @@ def main() -> None:
     model = options.model or next((ROOT / ".venv" / "bench-real").glob(PACKAGE), None)
     if model is None:
         parser.error("no .venv/bench-real: run `make bench-real`, or name a folder by --model")
-    began = time.monotonic()
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    for seed, labels in itertools.product(seeds, LABELS):
-        recipe = asdict(labels) | {"whole": options.whole}
-        cell = kept["labels"].get(labels.name, {})
+    end = time.monotonic() + 60 * options.minutes
+    measures: list[tuple[str, str, dict[str, Any], Callable[[int], Any]]] = [
+        *(
+            (
+                "labels",
+                labels.name,
+                asdict(labels) | {"whole": options.whole},
+                partial(measured, labels, model, whole=options.whole),
+            )
+            for labels in LABELS
+        ),
+        *(
+            (
+                "continued",
+                variant,
+                {**CONTINUED.settings, **changed},
+                partial(continued, variant, model, options.home),
+            )
+            for variant, changed in CONTINUED.variants.items()
+        ),
+    ]
+    for seed, (kind, name, recipe, measure) in itertools.product(
+        options.seeds.split(","), measures
+    ):
+        cell = kept[kind].get(name, {})
         if cell.get("recipe") != recipe:
             cell = {"recipe": recipe, "seeds": {}}
-        late = time.monotonic() - began > 60 * options.minutes
-        if late or options.only not in labels.name or str(seed) in cell["seeds"]:
+        late = time.monotonic() > end
+        if late or options.only not in f"{kind}/{name}" or seed in cell["seeds"]:
             continue
-        cell["seeds"][str(seed)] = measured(labels, model, seed, whole=options.whole)
-        kept["labels"][labels.name] = cell
+        cell["seeds"][seed] = measure(int(seed))
+        kept[kind][name] = cell
         RESULT.write_text(json.dumps(kept, ensure_ascii=False) + "\n")
-        print(f"{100 * f1_of(cell).mean:6.2f}  {labels.name}", flush=True)
-    _run_jobs(jobs(model), seeds, options, began)
-
-
-def _run_jobs(
-    experiment: Experiment, seeds: list[int], options: argparse.Namespace, began: float
-) -> None:
-    """Run the jobs that are missing, and print the table of all that have finished."""
-    study, runs = Study(options.home), []
-    for seed, variant in itertools.product(seeds, experiment.variants):
-        key = study.key(experiment, variant, seed)
-        late = time.monotonic() - began > 60 * options.minutes
-        if study.done(key) is None and not late and options.only in key:
-            study.run(experiment, variant, seed)
-        if study.done(key) is not None:
-            runs.append((variant, study.figures(key)))
-    if runs:
-        print(table(experiment, rows_of(experiment, runs)))
+        print(f"{kind}/{name}, seed {seed}: measured", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ from benchmarks.vocabulary_tables import filled
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from tasks.protocol.defaults import private_labels
 
-KEPT = json.loads(real_model.RESULT.read_text())["labels"]
+KEPT = json.loads(real_model.RESULT.read_text())
+LABELS = KEPT["labels"]
 
 
 def test_page_and_advice_match_the_results_file():
     page = real_model.PAGE.read_text()
     assert filled(page, real_model.tables(KEPT)) == page
-    assert real_model.ADVICE.read_text() == real_model.advice(KEPT) + "\n"
+    assert real_model.ADVICE.read_text() == real_model.advice(LABELS) + "\n"
 
 
 def test_default_of_private_labels_is_the_measured_recipe():
@@ -25,9 +26,9 @@ def test_default_of_private_labels_is_the_measured_recipe():
     assert 0 <= training["epochs"] * 4560 / labels.batch - labels.updates < 4560 / labels.batch
 
 
-@pytest.mark.parametrize("name", [name for name in KEPT if real_model.NO_PRIVACY not in name])
+@pytest.mark.parametrize("name", [name for name in LABELS if real_model.NO_PRIVACY not in name])
 def test_noise_of_private_labels_yields_its_epsilon(name):
     (labels,) = (labels for labels in real_model.LABELS if labels.name == name)
-    for cell in KEPT[name]["seeds"].values():
+    for cell in LABELS[name]["seeds"].values():
         plan = labels.plan(cell["sentences"], cell["noise"], labels.batch)
         assert 0.99 * labels.epsilon < epsilon_pld(plan.event(), plan.delta) <= labels.epsilon
