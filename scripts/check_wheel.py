@@ -147,7 +147,7 @@ def check(folder: Path, transformers: str | None) -> None:
     with (empty / "notes.csv").open("w", newline="") as stream:
         rows = ((n, f"patient {n % 7} came with fever, home on day {n % 5}") for n in range(20))
         csv.writer(stream).writerows([("PatNr", "NoteText"), *rows])
-    confide("init", "notes.csv", "--out", "settings.json")
+    confide("init", "notes.csv", "--units", 30, "--out", "settings.json")
     confide("ledger", "register", "notes", "--unit", "patient", "--epsilon", 8, "--delta", 1e-4)
     sizes = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
     confide("run", "--settings", "settings.json", *sizes)

@@ -2,7 +2,9 @@
 
     notes = confide.read("notes.csv", text="NoteText", patient="PatNr")
     budget = confide.Ledger("ledger.db").register("ward-notes", epsilon=8, delta=1e-5)
-    model = confide.train(notes, public="bert-base/", budget=budget, epsilon=4)
+    model = confide.train(
+        notes, declared_units=1000, public="bert-base/", budget=budget, epsilon=4
+    )
     print(model.epsilon, model.privacy_statement())
     model.audit(); model.save("ward-bert/")
 
@@ -89,21 +91,19 @@ class PrivateNotes(Shown):
     Attributes:
         origin: the path, list, DataFrame or Dataset.
         given: the named columns, by role.
-        bounds: a rounded upper bound on the number of units of each kind, which becomes public.
         digest: of the rows that were read.
         texts: of the set of texts, in any order and format.
     """
 
     origin: Any
     given: Mapping[str, str]
-    bounds: Mapping[str, int]
     digest: str
     texts: str
 
     def public(self) -> Mapping[str, object]:
-        """Return the named columns and the bounds."""
+        """Return the named columns alone; no function of the texts."""
         named = {f"column of {role}": column for role, column in self.given.items() if column}
-        return named | {f"{unit}s, at most": bound for unit, bound in self.bounds.items()}
+        return {"size": "private"} | named
 
     def settings(self, deployment: Deployment) -> dict[str, str]:
         """Return the settings of the corpus; rows from memory are first written for the job.
@@ -144,9 +144,8 @@ def read(
             )
         source = absolute("read", os.fspath(source))
     with _file_of(source, given) as (file, columns):
-        notes = NoteSource.of(file, columns)
-        bounds = {unit: notes.bound(unit) for unit in notes.units}
-        return PrivateNotes(source, given, bounds, keyed_digest(file, b""), notes.texts)
+        texts = NoteSource.of(file, columns).texts
+        return PrivateNotes(source, given, keyed_digest(file, b""), texts)
 
 
 @contextmanager
@@ -275,6 +274,7 @@ def train(
     notes: PrivateNotes,
     *,
     budget: RegisteredBudget,
+    declared_units: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     public: str | os.PathLike[str] | None = None,
@@ -287,6 +287,9 @@ def train(
     Args:
         notes: the private text.
         budget: pays for all releases. Nothing is read before it has admitted them.
+        declared_units: upper bound on the number of units that people know without the texts, for
+            example all patients that the ward can have had in these years. It becomes public.
+            It is needed: a bound that followed from the texts could change with one unit.
         epsilon: ε of all releases together; by default all of the budget.
         delta: δ of the same guarantee; by default the budget's. With a smaller ε it is half of its
             share, so that the budget admits later trainings.
@@ -302,23 +305,23 @@ def train(
     deployment, terms = budget.deployment, budget.remaining.budget
     assert terms.epsilon is not None and terms.delta is not None  # noqa: S101 - it is private
     unit, epsilon = str(terms.unit), terms.epsilon if epsilon is None else epsilon
-    if unit not in notes.bounds and (unit == "patient" or "declared_units" not in settings):
-        what = f"the budget protects the {unit}, and the notes have no bound on their number"
-        fix = "Name the column of patients, register a budget of documents, or give declared_units."
-        raise BadInput(what, where=f"budget {budget.name}", fix=fix)
+    if not declared_units:
+        what = f"no bound on the number of {unit}s is declared, and none may follow from the texts"
+        fix = "Give declared_units=N, a number that people know without the texts."
+        raise BadInput(what, where="train: declared_units", fix=fix)
     if delta is None and epsilon < terms.epsilon:
         delta = rounded_down(terms.delta * epsilon / terms.epsilon / 2)
     derived = {
         **notes.settings(deployment),
         "private_dataset": budget.name,
         "unit": unit,
+        "declared_units": declared_units,
         "target_epsilon": epsilon,
         "target_delta": terms.delta if delta is None else delta,
     }
     if clash := sorted(settings.keys() & derived.keys()):
         raise BadInput("the arguments of train determine it", where=f"settings: {clash[0]}")
-    bound = {"declared_units": notes.bounds.get(unit)}
-    values = bound | settings | derived | _public_settings(public, deployment)
+    values = settings | derived | _public_settings(public, deployment)
     job = ready_settings(JobSettings, values, deployment)
     _refuse_other_names(notes, job, budget)
     specs = job_steps(job, promotion())

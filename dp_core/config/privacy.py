@@ -74,8 +74,8 @@ class UnitConfig(Config, section=ESSENTIALS):
 
     Attributes:
         unit: The unit that is protected as a whole, in vocabulary and training.
-        declared_units: A public, rounded upper bound on the number of units. More units are
-            refused.
+        declared_units: An upper bound on the number of units that is public knowledge, and not
+            derived from the texts. More units are refused.
         words_per_unit: At most this many distinct words of a unit count towards the vocabulary.
             With the unit “example” it is the length of a tuple (256 in the paper).
     """

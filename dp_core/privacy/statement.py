@@ -201,7 +201,7 @@ def _rests_on(
     if not facts:
         return []
     marked = dict.fromkeys(STATED[release.unit] for release in releases)
-    said = [*marked, STATED["refusals"], *facts]
+    said = [*marked, STATED["declared"], STATED["refusals"], *facts]
     if epsilon is not None and len(releases) > 1:
         said.append(STATED["planned" if _one_plan(releases) else "unplanned"])
     if not any(release.seed_known for release in releases):

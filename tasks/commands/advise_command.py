@@ -244,7 +244,7 @@ def _next_commands(advice: Advice, written: Path) -> list[str]:
     settings, dataset = advice.settings, advice.settings.private_dataset
     run = f"confide run --settings {shlex.quote(str(written))}"
     if settings.private_path == NO_PATH:
-        run += " --set private_format=FORMAT --set private_path=FILE  (confide init FILE)"
+        run += " --set private_format=FORMAT --set private_path=FILE  (confide init FILE --units N)"
     if advice.decision is not None or settings.made_up:
         return [run]
     plan = plans_of(budget_of_run(settings).charged)[dataset]

@@ -12,6 +12,7 @@ from typing import Any, Self
 import click
 
 from dp_core.config.privacy import LEAST_UNITS
+from dp_core.data.privacy_units import refuse_more_than_declared
 from dp_core.data.readers.note_tables import (
     DELIMITERS,
     SUFFIXES,
@@ -32,7 +33,6 @@ from tasks.protocol.settings import JobSettings
 
 EPSILON = 8  # of the commands that are shown
 ROLES = ("text", "patient", "document", "date")
-_STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)  # first digits of a rounded bound
 
 
 @click.command("init")
@@ -41,24 +41,37 @@ _STEPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)  # first digits of a rounded bound
 @options(*(click.option(f"--{role}", metavar="COLUMN", help=f"Column: {role}.") for role in ROLES))
 @click.option("--delimiter", type=click.Choice(list(DELIMITERS)), help="Between cells of CSV.")
 @as_json
-def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> None:
+def command(
+    file: Path, units: int | None, out: Path, dataset: str | None, **given: str | None
+) -> None:
     """Look at a file or folder of notes, and write the settings of its data.
 
     The command counts notes and privacy units for you, on this machine. It spends and registers
     nothing, and shows no text. FILE is CSV, Parquet, JSON lines, or a folder of .txt files.
 
+    Settings and shown commands follow from --units, never from the count: a public number that
+    followed from it, even rounded, could change with one patient.
+
     Example:
-      confide init notes.csv
+      confide init notes.csv --units 1000
     """
     path = Path(absolute("FILE", str(file)))
     source = NoteSource.of(path, given)
-    unit, units = next(iter(source.units.items()))
+    unit, count = next(iter(source.units.items()))
+    if units is None:
+        raise BadInput(
+            f"it has {count:,} {unit}s, and no public number may follow from this count",
+            where=str(path),
+            fix=f"Give --units N: a bound on the number of {unit}s that people know without the "
+            "texts, for example all that the ward can have had in these years.",
+        )
+    refuse_more_than_declared(count, units)
     name = re.sub(r"[^a-z0-9._-]+", "-", bare_name(path).partition(".")[0].lower()).strip("._-")
     settings = {
         **source.settings,
         "private_dataset": dataset or name[:64] or "notes",
         "unit": unit,
-        "declared_units": source.bound(unit),
+        "declared_units": units,
     }
     validated(JobSettings, settings)
     write_settings(settings, out, "--out")
@@ -68,9 +81,9 @@ def command(file: Path, out: Path, dataset: str | None, **given: str | None) -> 
         "notes": source.quarantine.taken,
         "notes that cannot be used": source.quarantine.rejected,
         "notes marked as errors": source.quarantine.left_out,
-        f"{unit}s": units,
+        f"{unit}s": count,
     }
-    budget = f"--epsilon {EPSILON} --delta {default_delta(source.bound(unit)):g}"
+    budget = f"--epsilon {EPSILON} --delta {default_delta(units):g}"
     file_of_settings = shlex.quote(str(out))
     commands = [
         f"confide advise --settings {file_of_settings} {budget} --write {file_of_settings}",
@@ -136,10 +149,6 @@ class NoteSource:
             "private_columns": _setting(self.columns),
         }
 
-    def bound(self, unit: str) -> int:
-        """Return a round number above the number of its units, which many sources share."""
-        return _rounded_up(self.units[unit])
-
 
 def format_of(path: Path) -> str:
     """Return the format of a source, by the suffixes of its files."""
@@ -189,18 +198,12 @@ def _is_not_utf_8(path: Path) -> bool:
     return False
 
 
-def _rounded_up(units: int) -> int:
-    """Return the next round number above a count, which many counts share."""
-    size = 10 ** (len(str(units)) - 1)
-    return next(bound for step in _STEPS if (bound := int(step * size)) > units)
-
-
 def _show(answer: Mapping[str, Any]) -> None:
     settings = answer["settings"]
     write_pairs(settings["private_path"], answer["found"])
     write_prose(
-        f"declared_units is {settings['declared_units']:,}. This bound becomes public: it is "
-        "rounded up, and does not tell the exact number. Change it if you know a better one."
+        f"declared_units is {settings['declared_units']:,}, as you declared. It becomes public; "
+        "the counts above are for you alone."
     )
     write_prose(
         f"Written: {answer['written']}. Nothing is spent or registered. Next, with an ε of your "

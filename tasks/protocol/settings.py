@@ -250,8 +250,8 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
             document: texts with the same document_id, or else the same first text; patient: needs
             patient_id in the texts, or entities_patients. Labels charged to the private data set
             have its unit.
-        entities_declared_units: A public, rounded upper bound on the units with labels; 0 without
-            it.
+        entities_declared_units: A public upper bound on the labelled units, not derived from the
+            texts; 0 without labels.
         entity_types: Entities that are learned and scored, comma-separated; empty: all in the
             training part. Private fine-tuning needs them from public knowledge, because the types
             that occur are private.

@@ -72,7 +72,8 @@ class Person:
 
     def init(self, file: Path) -> list[list[str]]:
         """Write settings for a table; return the words of the suggested commands."""
-        return commands(self.confide("init", file, "--out", self.folder / "settings.json"))
+        words = ("--units", 60, "--out", self.folder / "settings.json")
+        return commands(self.confide("init", file, *words))
 
 
 def commands(shown: str) -> list[list[str]]:

@@ -20,7 +20,7 @@ TEXTS = [f"Patient {n} has fever on ward {n % 7}, aspirin {3 * n} mg quorvathin"
 TINY = {  # the smallest model
     "vocabulary_size": 300, "layers": 1, "hidden": 64, "sequence_length": 16, "epochs": 1,
     "public_steps": 2, "public_batch_size": 8, "synthetic_patients": 50, "canary_patterns": "HS",
-    "holdout": 0, "device": "cpu",
+    "holdout": 0, "device": "cpu", "declared_units": 30,
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_ten_lines_train_audit_and_save_a_model_that_the_command_line_knows(
     (copy,) = (budget.deployment.work / "read").iterdir()
     settings = TINY | {
         "private_format": "jsonl", "private_path": str(copy), "private_columns": "text:text",
-        "private_dataset": "ward-notes", "unit": "document", "declared_units": 30,
+        "private_dataset": "ward-notes", "unit": "document",
         "target_epsilon": 20, "target_delta": 1e-3 * 20 / 50 / 2,
     }  # fmt: skip
     (tmp_path / "settings.json").write_text(json.dumps(settings))

@@ -67,14 +67,17 @@ def budget(name: str = "notes", **terms: Any) -> python_api.RegisteredBudget:
     return python_api.Ledger().register(name, **{"epsilon": 8, "delta": 1e-5} | terms)
 
 
+def train(notes: python_api.PrivateNotes, **given: Any) -> python_api.PrivateModel:
+    return python_api.train(notes, **{"declared_units": 1000} | given)
+
+
 def test_job_is_the_job_of_the_command_line_with_the_same_settings(confide, tmp_path, jobs):
     file = write(tmp_path / "notes.csv")
-    words = ["--text", "Note", "--patient", "PatNr"]
+    words = ["--text", "Note", "--patient", "PatNr", "--units", 1000]
     settings = confide.json("init", file, "--out", tmp_path / "s.json", *words)["settings"]
     settings |= {"target_epsilon": 8, "target_delta": 1e-5, "epochs": 2}
-    python_api.train(
-        python_api.read(file, text="Note", patient="PatNr"), budget=budget(), epsilon=8, epochs=2
-    )
+    notes = python_api.read(file, text="Note", patient="PatNr")
+    train(notes, budget=budget(), epsilon=8, epochs=2)
     specs = job_steps(JobSettings(**settings))
     assert jobs[0].steps == [(*point_and_task(name), spec) for name, spec in specs.items()]
     assert jobs[0].name == "dp_bert"
@@ -84,16 +87,31 @@ def test_same_rows_in_memory_are_the_same_job_in_any_order_and_container(jobs):
     dataset = Dataset(**{name: cells[::-1] for name, cells in table().items()})
     for source in (Dataset(**table()), dataset, frame()):
         notes = python_api.read(source, text="Note", patient="PatNr")
-        python_api.train(notes, budget=budget())
+        train(notes, budget=budget())
     assert jobs[0].steps == jobs[1].steps == jobs[2].steps
-    assert notes.bounds == {"patient": 30, "document": 60}
 
 
-def test_rows_without_a_cell_lack_it():
+def test_job_and_shown_notes_are_the_same_for_every_number_of_units(tmp_path, jobs):
+    account, shown = budget(), set()
+    for patients in (10, 11, 14, 15, 59, 60, 99, 100, 999, 1000):
+        file = write(tmp_path / "notes.csv", [f"note {n}" for n in range(2 * patients)])
+        notes = python_api.read(file, text="Note")
+        train(notes, budget=account)
+        shown.add((repr(notes), notes._repr_html_()))
+    assert len(shown) == 1 and all(job.steps == jobs[0].steps for job in jobs)
+
+
+def test_training_without_a_declared_bound_is_refused(jobs):
+    for bound in ({}, {"declared_units": None}, {"declared_units": ""}):
+        with pytest.raises(BadInput, match=r"^train: declared_units: no bound on the number of p"):
+            python_api.train(python_api.read(TEXTS), budget=budget(), **bound)
+    assert jobs == []
+
+
+def test_missing_cells_have_no_text():
     pandas = pytest.importorskip("pandas")
-    for missing in (None, float("nan"), pandas.NA, pandas.NaT):
-        rows = {"Note": TEXTS, "PatNr": [missing, *range(57)]}
-        assert "patient" not in python_api.read(Dataset(**rows), text="Note").bounds
+    missing = (None, float("nan"), pandas.NA, pandas.NaT)
+    assert [python_api._cell(value) for value in (*missing, "nan")] == [None] * 4 + ["nan"]
 
 
 def test_objects_show_neither_text_nor_the_number_of_rows(jobs):
@@ -103,7 +121,7 @@ def test_objects_show_neither_text_nor_the_number_of_rows(jobs):
     for shown in (notes, account, python_api.Ledger(), audit):
         for words in (repr(shown), shown._repr_html_()):
             assert SECRET not in words and "58" not in words
-    assert "documents, at most: 60" in repr(notes) and "ε: 8" in repr(account)
+    assert "size: private" in repr(notes) and "ε: 8" in repr(account)
     html = python_api.Shown._repr_html_(SimpleNamespace(public=lambda: {"<i>": "<b>"}))
     assert "<i>" not in html and "<b>" not in html
 
@@ -124,27 +142,26 @@ def test_text_that_changed_after_read_is_refused(tmp_path, jobs, kind):
         source.loc[0, "Note"] = texts[0]
     account = budget(unit="document")
     with pytest.raises(BadInput, match="changed since `read`"):
-        python_api.train(notes, budget=account)
+        train(notes, budget=account)
     assert jobs == [] and account.remaining.charged_entries == 0
 
 
 def test_text_under_a_second_name_is_refused_in_any_format(tmp_path, jobs):
     notes = python_api.read(write(tmp_path / "notes.csv"), text="Note", patient="PatNr")
-    python_api.train(notes, budget=budget())
+    train(notes, budget=budget())
     other = budget("other", unit="document")
     for source in (TEXTS[::-1], Dataset(**table()), write(tmp_path / "copy.csv")):
         columns = {} if isinstance(source, list) else {"text": "Note"}
         with pytest.raises(BadInput, match="was read as notes, which has another budget"):
-            python_api.train(python_api.read(source, **columns), budget=other)
-    python_api.train(notes, budget=budget())  # its first name stays valid
+            train(python_api.read(source, **columns), budget=other)
+    train(notes, budget=budget())  # its first name stays valid
     assert len(jobs) == 2
 
 
 def test_another_unit_than_the_budgets_is_refused(jobs):
-    for unit in ("patient", "example"):
-        account = budget(unit, unit=unit)
-        with pytest.raises(BadInput, match=f"the budget protects the {unit}"):
-            python_api.train(python_api.read(TEXTS), budget=account)
+    account = budget("patient")
+    with pytest.raises(BadInput, match="the unit is the patient, and no column of patients"):
+        train(python_api.read(TEXTS), budget=account)
     with pytest.raises(BadInput, match="registered already, with another budget"):
         budget("patient", unit="document")
     with pytest.raises(BadInput, match="'ward' is none of"):
@@ -156,7 +173,7 @@ def test_another_unit_than_the_budgets_is_refused(jobs):
 def test_wrong_arguments_are_refused_before_the_job(jobs, settings, line):
     account = budget(unit="document")
     with pytest.raises(BadInput, match=line):
-        python_api.train(python_api.read(TEXTS), budget=account, **settings)
+        train(python_api.read(TEXTS), budget=account, **settings)
     assert jobs == []
 
 
@@ -165,7 +182,7 @@ def test_model_of_private_text_is_refused_as_public(tmp_path, jobs):
     folder.mkdir()
     (folder / "privacy_statement.json").write_text("{}")
     with pytest.raises(BadInput, match="of private text too"):
-        python_api.train(python_api.read(TEXTS), budget=budget(unit="document"), public=folder)
+        train(python_api.read(TEXTS), budget=budget(unit="document"), public=folder)
     assert jobs == []
 
 
@@ -173,7 +190,7 @@ def test_public_folder_is_a_model_or_text(tmp_path, jobs):
     folder, account = tmp_path / "public", budget(unit="document")
     folder.mkdir()
     (folder / "a.txt").write_text("public text")
-    python_api.train(python_api.read(TEXTS), budget=account, public=folder)
+    train(python_api.read(TEXTS), budget=account, public=folder)
     corpus = next(spec for _, task, spec in jobs[0].steps if task == "public_corpus")
     assert (corpus.format, corpus.path) == ("text", str(folder))
     (folder / "config.json").write_text("{}")
@@ -198,7 +215,7 @@ def test_unknown_column_is_refused_with_place_and_columns(tmp_path):
 
 
 def test_smaller_epsilon_leaves_delta_for_a_later_training(jobs):
-    python_api.train(python_api.read(TEXTS), budget=budget(unit="document"), epsilon=4)
+    train(python_api.read(TEXTS), budget=budget(unit="document"), epsilon=4)
     pretraining = [spec for *_, spec in jobs[0].steps if getattr(spec, "target", None)]
     assert sum(spec.plan.delta for spec in pretraining) < 2.5e-6
 
@@ -211,7 +228,7 @@ def test_failed_job_raises_the_kind_of_its_exit_code(monkeypatch, code, kind):
     start = lambda job, deployment, _: JobOutcome(job, deployment.logs, **failed)  # noqa: E731
     monkeypatch.setattr(python_api, "run_and_give_back", start)
     with pytest.raises(kind, match="no room") as error:
-        python_api.train(python_api.read(TEXTS), budget=budget(unit="document"))
+        train(python_api.read(TEXTS), budget=budget(unit="document"))
     assert type(error.value) is kind
 
 

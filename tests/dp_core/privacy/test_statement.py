@@ -56,6 +56,7 @@ def test_words_and_data_rest_on_the_same():
         assert f"- {said}" in statement.words
     assert len(statement.data["assumptions"]) == statement.words.split("rests on")[1].count("\n- ")
     assert "whoever has two is two units" in statement.words
+    assert "public knowledge, and was not derived from the texts" in statement.words
     assert "others that were made from the same text" in statement.words
 
 
