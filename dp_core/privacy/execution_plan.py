@@ -18,7 +18,7 @@ import numpy as np
 
 from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
 from dp_core.config.training import LEAST_GROWING
-from dp_core.errors import BadInput, PlanError
+from dp_core.errors import BadInput, PlanError, PrivateTextRefusal
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
 from dp_core.privacy.matrix_factorization import INDEPENDENT, LARGEST_UPDATE, ToeplitzStrategy
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
@@ -349,10 +349,10 @@ class ExecutionPlan:
             n_units: true number of units; private, so no message may hold it.
 
         Raises:
-            BadInput: more units than the plan declares.
+            PrivateTextRefusal: more units than the plan declares.
         """
         if n_units > self.declared_units:
-            raise BadInput(
+            raise PrivateTextRefusal(
                 "the data set has more units than declared",
                 where="declared_units",
                 fix=f"The declared bound is {self.declared_units}: declare a larger one.",

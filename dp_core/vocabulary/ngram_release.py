@@ -74,7 +74,7 @@ class Candidates:
         inner = self.length - self.part_length + 1  # parts within a phrase
         # A candidate has `inner` parts at consecutive words. The first and the last of them are
         # `inner` − 1 apart exactly if all parts between them are present.
-        last = inner - 1
+        last = min(inner - 1, len(begins))  # a block may hold fewer released parts
         in_a_row = begins[last:] - begins[: len(begins) - last] == last
         begins = begins[: len(begins) - last][in_a_row]
         begins = begins[begins + self.length <= ends[begins]]  # and within one text

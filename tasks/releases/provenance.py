@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from dp_core.config.privacy import MOST_CLAIM, UnitConfig
 from dp_core.data.privacy_units import nameless
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import operator_only
@@ -79,12 +79,12 @@ class PrivateUnits:
         """Refuse to protect patients where texts do not name them.
 
         Raises:
-            BadInput: the unit is the patient, and a text names none.
+            PrivateTextRefusal: the unit is the patient, and a text names none.
         """
         if unit is PrivacyUnit.PATIENT and not self.patients:
             if self.origin != "entities":
                 raise nameless()
-            raise BadInput(
+            raise PrivateTextRefusal(
                 "the labelled documents name no patient",
                 where="entities_unit",
                 fix="Protect the unit `document`, or list each document's patient: "

@@ -6,7 +6,7 @@ from spec_examples import spec_of
 from step_outputs import output_folder
 
 from dp_core.data.labelled_text import unit_ids
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
@@ -65,7 +65,7 @@ def test_changed_list_of_patients_needs_another_data_version_and_every_training_
 def test_labels_without_a_list_of_patients_cannot_have_patient_units(untracked, spec):
     alone = spec.model_copy(update={"patients_path": ""})
     labels = Input(contract.run_step(alone, untracked, CONTEXT), Path())
-    with pytest.raises(BadInput, match="entities_patients"):
+    with pytest.raises(PrivateTextRefusal, match="entities_patients"):
         private_units(labels).refuse_nameless(PrivacyUnit.PATIENT)
 
 

@@ -19,9 +19,9 @@ import io
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -76,8 +76,12 @@ class Layout:
         encoding = parts.pop("encoding", "utf-8")
         return cls(parts, delimiter=delimiter, encoding=encoding)
 
-    def roles(self, names: Sequence[str]) -> dict[str, str]:
+    def roles(self, names: Sequence[str], needed: Collection[str] | None = None) -> dict[str, str]:
         """Return the column of each role in a header.
+
+        Args:
+            names: the columns of the header.
+            needed: roles that must have a column; None for the text and every named column.
 
         Raises:
             BadInput: a column is missing, or several columns could have a role.
@@ -85,8 +89,8 @@ class Layout:
         candidates = recognised(names) | {"date": []}
         for role, column in self.columns.items():
             candidates[role] = [name for name in names if _same(name) == _same(column)]
-        needed = dict.fromkeys(("text", *self.columns))
-        missing = [role for role in needed if not candidates[role]]
+        required = dict.fromkeys(("text", *self.columns)) if needed is None else needed
+        missing = [role for role in required if not candidates[role]]
         several = next((role for role in candidates if len(candidates[role]) > 1), None)
         if missing:
             lacks = " and ".join(self.columns.get(role, f"a column of {role}") for role in missing)
@@ -230,10 +234,16 @@ def _documents(
 
 def _json_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
     roles_of = lru_cache(partial(_roles_of_object, layout))
+    first_keys: dict[str, str] = {}  # of each role
     for number, row in sources.json_objects(file):
         if isinstance(row, Reason):
             yield number, row
         elif roles := roles_of(tuple(row)):
+            for role, key in roles.items():
+                first = first_keys.setdefault(role, key)
+                if role != "text" and _same(key) != _same(first):
+                    what = f"objects have the {role} under several keys: {first}, {key}"
+                    raise PrivateTextRefusal(what, fix=f"Name one of them: {role}:COLUMN.")
             yield number, _document({role: row[key] for role, key in roles.items()})
         else:
             yield number, Reason.WRONG_FIELD
@@ -242,12 +252,10 @@ def _json_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Rea
 def _roles_of_object(layout: Layout, keys: tuple[str, ...]) -> dict[str, str]:
     """Return the key of each role in one object, by its own keys alone; none without a text.
 
-    An object may lack the key of any other role.
+    An object may lack the key of any other role. No other key replaces a named one.
     """
-    there = set(map(_same, keys))
-    columns = {r: c for r, c in layout.columns.items() if r == "text" or _same(c) in there}
     try:
-        return replace(layout, columns=columns).roles(keys)
+        return layout.roles(keys, needed=("text",))
     except BadInput:
         return {}
 

@@ -8,7 +8,7 @@ from mechanism_examples import plan_of
 from numpy.typing import NDArray
 from scipy import stats
 
-from dp_core.errors import BadInput, PlanError
+from dp_core.errors import PlanError, PrivateTextRefusal
 from dp_core.privacy.batch_selection import (
     BatchSampler,
     CyclicPoissonSampling,
@@ -135,7 +135,7 @@ class SamplingLawConformance:
         here = plan(self.law, 10)
         assert here.sampler(SEED, 100).batch(0).max() < 100
         for more in (101, 200, 4321):
-            with pytest.raises(BadInput, match="more units than declared") as caught:
+            with pytest.raises(PrivateTextRefusal, match="more units than declared") as caught:
                 here.sampler(SEED, more)
             assert str(more) not in str(caught.value)  # the true number is private
 

@@ -12,15 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.csv import write_csv
 from reader_contract import NAME, SECRET, BadItem, ReaderContract, read_format
 
 from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.readers.sources import LONGEST
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 
 HEADER = '"ROW_ID","SUBJECT_ID","HADM_ID","CATEGORY","ISERROR","TEXT"'
+PLAIN = HEADER.replace('"', "")
 
 
 class TestNoteevents(ReaderContract):
@@ -69,14 +71,7 @@ def test_multi_line_text_doubled_quotes_and_errors_left_out(tmp_path):
     assert (q.left_out, q.rejected) == (1, 0)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "row_id,subject_id,hadm_id,category,iserror,text",
-        "\ufeffRow_Id,Subject_Id,Hadm_Id,Category,IsError,Text",
-        '"row_id", "subject_id", "hadm_id","category","iserror","text"'.replace(", ", ","),
-    ],
-)
+@pytest.mark.parametrize("header", [HEADER.lower(), PLAIN.lower(), "\ufeff" + PLAIN.title()])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_any_case_of_the_header(tmp_path, header, end):
     file = write(tmp_path, end.join([header, '1,10,100,"c",,"x"', ""]))
@@ -204,13 +199,6 @@ def test_ids_line_ends_and_blank_lines(tmp_path):
     assert documents == [expected, Document("", "", "x")]
 
 
-def test_other_field_names(tmp_path):
-    (tmp_path / "n.jsonl").write_text('{"body": "x", "id": 3, "who": "p"}')
-    assert read_format("jsonl", tmp_path, columns="text:body,document:id,patient:who")[0] == [
-        Document("3", "p", "x")
-    ]
-
-
 # --- columns of any table
 
 WARD = 'PatNr;DocId;Datum;Befund\n7;1;03.01.2024;Fieber\n7;1;04.01.2024;"kein; Fieber"\n'
@@ -278,6 +266,48 @@ def test_keys_of_one_object_say_nothing_about_another(tmp_path):
     documents, quarantine = read_format("jsonl", write(tmp_path, lines, "n.jsonl"))
     assert documents == [Document("", "1", "a"), Document("2", "", "b")]
     assert quarantine.counts == {Reason.WRONG_FIELD: 1}
+
+
+NAMED = {"text": "Befund", "patient": "PatNr", "document": "Nummer", "admission": "Fall"}
+WHOLE = dict(zip(NAMED.values(), "x123", strict=True)) | {"mrn": "m", "doc_id": "d", "note": "y"}
+
+
+def table(format: str, rows: Sequence[Mapping[str, str]]) -> bytes:
+    """Return a file of a format; its first row has all columns."""
+    if format == "jsonl":
+        return "\n".join(map(json.dumps, rows)).encode()
+    out = io.BytesIO()
+    write_csv(pa.Table.from_pylist(list(rows)), out)
+    return out.getvalue() if format == "csv" else parquet(rows)
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet", "jsonl"])
+@settings(max_examples=16, deadline=None)
+@given(st.sets(st.sampled_from([*NAMED])))
+def test_a_named_column_is_never_replaced_by_another(tmp_path_factory, format, lacks):
+    columns = ",".join(f"{role}:{column}" for role, column in NAMED.items())
+    other = {k: v for k, v in WHOLE.items() if k not in [NAMED[role] for role in lacks]}
+    file = tmp_path_factory.mktemp("n") / f"n.{format}"
+    file.write_bytes(table(format, [WHOLE, other]))
+    documents, _ = read_format(format, file, columns=columns)
+    text, *ids = ("" if role in lacks else WHOLE[column] for role, column in NAMED.items())
+    is_kept = text and (ids[0] or format == "jsonl")
+    wanted = [["x", "1", "2", "3"], [text, *ids]][: 2 if is_kept else 1]
+    assert [[d.text, d.patient_id, d.document_id, d.admission_id] for d in documents] == wanted
+    if lacks and format != "jsonl":
+        file.write_bytes(table(format, [other]))
+        with pytest.raises(BadInput, match="a header lacks"):
+            read_format(format, file, columns=columns)
+
+
+def test_ids_of_objects_have_one_key(tmp_path):
+    both, one = '{"text": "a", "patient_id": 5, "mrn": 1}\n', '{"text": "b", "mrn": 2}\n'
+    for lines in (both + one, one + both, one + one + both):
+        file = write(tmp_path, lines, "n.jsonl")
+        with pytest.raises(PrivateTextRefusal, match="patient under several keys"):
+            read_format("jsonl", file)
+        documents, _ = read_format("jsonl", file, columns="patient:MRN")
+        assert {d.patient_id for d in documents} == {"1", "2"}
 
 
 def test_a_row_without_a_patient_is_rejected_where_a_column_names_patients(tmp_path):
