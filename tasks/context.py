@@ -301,17 +301,17 @@ class StepContext:
         The number of releases is the metric's step: a run in MLflow gets the totals of a model's
         pre-training and of its fine-tuning, and the total of more releases is then the last.
 
-        Several data sets hold different people, and neither the sum nor the maximum of their totals
-        is a guarantee for any person. Each data set therefore has separate metrics, `epsilon/NAME`
-        and `delta/NAME`; the metrics without a name are those for the first data set, from which
-        the vocabulary came.
+        Data sets with different budgets hold different people, and neither the sum nor the maximum
+        of their totals is a guarantee for any person. Each budget therefore has separate metrics,
+        `epsilon/NAME` and `delta/NAME`; the metrics without a name are those for the first budget,
+        which paid for the vocabulary. NAME is that of its data sets.
 
         An infinite or missing total is recorded as a tag in words, and as the largest finite
         number, which replaces the smaller total of an earlier step of the model in MLflow. An
         infinite ε has the label `operator`.
         """
         step = len(releases)
-        parts = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
+        parts = totals(releases) or (DatasetTotal((), None, 0.0, 0.0),)
         named = [(f"/{total.dataset}", total) for total in parts if len(parts) > 1]
         for name, total in (("", parts[0]), *named):
             if total.epsilon is None or math.isinf(total.epsilon):

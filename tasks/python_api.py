@@ -225,7 +225,13 @@ class LedgerFile(Shown):
         return {"ledger": self.deployment.ledger_place, "data sets": names or "none"}
 
     def register(
-        self, name: str, *, epsilon: float, delta: float, unit: str = "patient"
+        self,
+        name: str,
+        *,
+        epsilon: float,
+        delta: float,
+        unit: str = "patient",
+        shares_budget_with: str | None = None,
     ) -> RegisteredBudget:
         """Register the budget of a private data set, which can never be raised.
 
@@ -234,6 +240,7 @@ class LedgerFile(Shown):
             epsilon, delta: of everything that is ever released of the data set. An ε above 500 is
                 for studies: the models cannot be saved.
             unit: the protected unit: `patient`, `document` or `example`.
+            shares_budget_with: a registered data set that may hold the same people.
 
         Raises:
             BadInput: an argument is invalid, or the name has another budget.
@@ -241,7 +248,8 @@ class LedgerFile(Shown):
         check_name(name)
         if unit not in list(PrivacyUnit):
             raise BadInput(f"{unit!r} is none of {', '.join(PrivacyUnit)}", where="register: unit")
-        open_ledger(self.deployment).register_dataset(name, PrivacyUnit(unit), epsilon, delta)
+        terms, shared = (PrivacyUnit(unit), epsilon, delta), shares_budget_with
+        open_ledger(self.deployment).register_dataset(name, *terms, shares_budget_with=shared)
         return RegisteredBudget(self.deployment, name)
 
 
@@ -437,8 +445,8 @@ class PrivateModel(Shown):
         return result
 
     def _total(self) -> DatasetTotal:
-        totals_of = {total.dataset: total for total in totals(self._confirmed().releases)}
-        return totals_of[self.budget.name]
+        of_budgets = totals(self._confirmed().releases)
+        return next(total for total in of_budgets if self.budget.name in total.datasets)
 
     @property
     def epsilon(self) -> float | None:

@@ -28,6 +28,7 @@ class ReleaseRecord(Config):
 
     ledger_id: str
     dataset: str
+    budget: str  # its name; data sets that share a budget may hold the same people
     unit: UnitName
     event: dict[str, Any]  # dp_core.privacy.mechanisms
     epsilon: Epsilon  # PLD, at `delta`

@@ -64,7 +64,7 @@ RECORDED = {  # fields that the data of a pack cannot confirm, by file
     ),
     LEDGER: (
         "extracts[].budget_epsilon", "extracts[].budget_delta", "extracts[].share_spent",
-        "extracts[].shares_budget", "extracts[].left_out", "extracts[].entries[].plan",
+        "extracts[].left_out", "extracts[].entries[].plan",
         "extracts[].entries[].seed_hash", "extracts[].entries[].released_hash",
         "extracts[].entries[].reserved", "extracts[].entries[].settled",
     ),
@@ -122,7 +122,7 @@ _DERIVED = {
     "dataset": _NAME, "epsilon": _Optional(_EPSILON), "releases": [_Optional(_EPSILON)],
     "tpr_ceilings": [{"fpr": _DELTA, "tpr": _DELTA}],
 }  # fmt: skip
-_CLAIM = {  # the statement on one data set
+_CLAIM = {  # the statement on the data sets of one budget
     "version": _whole(1, 1), "dataset": _NAME, "unit": _UNIT, "neighbours": _RELATION,
     "epsilon": _Optional(_EPSILON), "delta": _DELTA, "declared_units": _Optional(_whole(1)),
     "accounting": _NAME, "private": _FLAG, "seed_known": lambda v: v is False, "made_up": _FLAG,
@@ -173,11 +173,10 @@ SHAPES: dict[str, Any] = {
             "dataset": _NAME, "budget_unit": _Optional(_UNIT),
             "budget_neighbours": _Optional(_RELATION), "budget_epsilon": _Optional(_EPSILON),
             "budget_delta": _Optional(_DELTA), "share_spent": _Optional(_EPSILON),
-            "shares_budget": _FLAG, "left_out": _NAME,
-            "entries": [{
-                "number": _whole(1), "id": _NAME, "of_this_data_set": _FLAG,
-                "in_this_model": _FLAG, "event": _EVENT, "unit": _UNIT, "neighbours": _RELATION,
-                "delta": lambda v: _REAL(v) and 0 <= v < 1, "accounted": _FLAG,
+            "left_out": _NAME, "entries": [{
+                "number": _whole(1), "id": _NAME, "in_this_model": _FLAG, "event": _EVENT,
+                "unit": _UNIT, "neighbours": _RELATION, "accounted": _FLAG,
+                "delta": lambda v: _REAL(v) and 0 <= v < 1,
                 "state": {"planned", "reserved", "settled", "withdrawn"},
                 "plan": _whole(0), "known_seed": _FLAG, "seed_hash": _TEXT, "released_hash": _TEXT,
                 "reserved": _TEXT, "settled": _TEXT,
@@ -1061,7 +1060,7 @@ def _words_of_claim(claim: Mapping[str, Any]) -> str:
 
 
 def claims_of(statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the claims of a statement, one per data set."""
+    """Return the claims of a statement, one per budget."""
     return [statement, *statement.get("others", ())]
 
 
@@ -1102,7 +1101,7 @@ _NIST = (  # Guidelines for Evaluating Differential Privacy Guarantees (2025), p
     ("Privacy parameters, unit, neighbours", "listed above for each claim"),
     ("Variant", "(ε, δ), from composed privacy loss distributions in both directions"),
     ("Size of the data", "private; the declared number of units is a public bound"),
-    ("Composition", "all releases of a data set are composed, at the sum of their δ"),
+    ("Composition", "all releases under a budget are composed, at the sum of their δ"),
     ("Privacy budget", "see the ledger of each data set above"),
     ("Mechanisms and sampling", "listed above for each release"),
     ("Correctness", "checked by derivation with another library (check_evidence.py) and by audits"),
@@ -1572,6 +1571,9 @@ def _agreement_faults(
         if listed != names or len(set(names)) < len(names):
             yield f"{file} and the claims have different data sets: {', '.join(listed)}"
             return
+    charged = [entry["id"] for extract in ledger["extracts"] for entry in extract["entries"]]
+    if len(set(charged)) < len(charged):
+        yield f"{LEDGER}: an entry occurs twice, or releases under one budget have two claims"
     ids = [[release["ledger_id"] for release in claim["releases"]] for claim in claims]
     totals = [claim["epsilon"] is not None for claim in claims]
     for number, claim in enumerate(claims):  # the first part is also about all of them
@@ -1667,8 +1669,6 @@ def _ledger_faults(
             yield f"{where}: the ledger has not settled it"
         if entry["known_seed"]:
             yield f"{where}: its seed is known"
-        if not entry["of_this_data_set"]:
-            yield f"{where}: it belongs to another data set"
         if not entry["reserved"] <= entry["settled"] or entry["settled"][:10] > evidence["created"]:
             yield f"{where}: its days are not in order"
     marked = {entry["id"] for entry in extract["entries"] if entry["in_this_model"]}
@@ -1699,8 +1699,8 @@ def _training_faults(evidence: Mapping[str, Any], statement: Mapping[str, Any]) 
         event = event["event"]
     if "phases" not in event:
         return  # a private selection: the plan belongs to the selected candidate
-    if plan["declared_units"] != claim["declared_units"]:
-        yield "the training's plan and the claim declare different numbers of units"
+    if plan["declared_units"] > (claim["declared_units"] or 0):
+        yield "the training's plan declares more units than the claim"
     cycle = event.get("cycle", 1)
     if plan["noise_bands"] > cycle:
         yield "the noise of the training has more bands than its sampler has parts"

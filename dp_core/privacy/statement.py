@@ -17,19 +17,24 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class DatasetTotal:
-    """The composed privacy guarantee of all releases of one data set.
+    """The composed privacy guarantee of all releases under one budget.
 
     Attributes:
-        dataset: its name.
+        datasets: names of their data sets, which share the budget.
         unit: the protected unit, or None if the releases have different units.
         epsilon: by PLD at δ; ∞ without a guarantee, None if the parts do not compose.
         delta: the sum of the releases' δ.
     """
 
-    dataset: str
+    datasets: tuple[str, ...]
     unit: PrivacyUnit | None
     epsilon: float | None
     delta: float
+
+    @property
+    def dataset(self) -> str:
+        """The names of its data sets in words."""
+        return " and ".join(self.datasets)
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,10 @@ def privacy_statement(
 ) -> PrivacyStatement:
     """Return the statement of a model made from these releases.
 
-    Each data set of other people has a separate guarantee. The first claim is that of a use without
-    guarantee, if there is one; the claims for further data sets are in the field `others`.
+    Each budget has a separate guarantee. The first claim is that of a use without guarantee, if
+    there is one; the claims for further budgets are in the field `others`.
 
-    The total of a data set is the PLD composition of its releases, at the sum of their δ, and holds
+    The total of a budget is the PLD composition of its releases, at the sum of their δ, and holds
     if they were registered as one plan before the first. Releases with different units or neighbour
     relations have no total, since their guarantees do not compose.
 
@@ -75,11 +80,12 @@ def privacy_statement(
         released_after: numbers of updates after which its pre-training released a model, including
             the last; empty if it released only the last model.
     """
-    names = dict.fromkeys(release.dataset for release in releases) or {"": None}
-    claims = [_claim([r for r in releases if r.dataset == name], made_up) for name in names]
+    claims = [_claim(group, made_up) for group in by_budget(releases) or [[]]]
     claims.sort(key=lambda claim: claim["epsilon"] != "inf")
     data = dict(claims[0])
     if len(claims) > 1:
+        for claim in claims:
+            claim["assumptions"].append(STATED["separate"])
         data["others"] = claims[1:]
         data["private"] = all(claim["private"] for claim in claims)
         data["ledger_ids"] = [release.ledger_id for release in releases]
@@ -89,8 +95,8 @@ def privacy_statement(
 
 
 def _claim(releases: Sequence[ReleaseRecord], made_up: bool) -> dict[str, Any]:
-    """Return the claim for one data set."""
-    (total,) = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
+    """Return the claim for the data sets of one budget."""
+    (total,) = totals(releases) or (DatasetTotal((), None, 0.0, 0.0),)
     epsilon, delta = total.epsilon, total.delta
     events = [event_of(release) for release in releases]
     units = max((release.declared_units for release in releases), default=0)
@@ -98,7 +104,7 @@ def _claim(releases: Sequence[ReleaseRecord], made_up: bool) -> dict[str, Any]:
     private = epsilon is not None and math.isfinite(epsilon) and bool(releases) and not large
     return {
         "version": VERSION,
-        "dataset": releases[0].dataset if releases else None,
+        "dataset": total.dataset or None,
         "unit": releases[0].unit if releases else None,
         "neighbours": events[0].relation.value if events else None,
         "epsilon": _json_number(epsilon),
@@ -129,13 +135,18 @@ def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
 
 
 def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
-    """Return the composed guarantee of each data set, in the order of first appearance.
+    """Return the composed guarantee of each budget, in the order of first appearance.
 
-    Data sets contain different people, so their ε are separate guarantees. Their sum applies to
-    no person, and the largest would hide the others.
+    Data sets with different budgets contain different people, so their ε are separate guarantees.
+    Their sum applies to no person, and the largest would hide the others.
     """
-    names = dict.fromkeys(release.dataset for release in releases)
-    return tuple(_total([r for r in releases if r.dataset == name]) for name in names)
+    return tuple(map(_total, by_budget(releases)))
+
+
+def by_budget(releases: Sequence[ReleaseRecord]) -> list[list[ReleaseRecord]]:
+    """Return the releases under each budget, in the order of first appearance."""
+    budgets = dict.fromkeys(release.budget for release in releases)
+    return [[r for r in releases if r.budget == budget] for budget in budgets]
 
 
 def _total(releases: Sequence[ReleaseRecord]) -> DatasetTotal:
@@ -146,7 +157,7 @@ def _total(releases: Sequence[ReleaseRecord]) -> DatasetTotal:
     if any(event.unit not in (None, unit) for unit, event in held):
         epsilon = None
     unit = held[0][0] if len(units) == 1 else None
-    return DatasetTotal(releases[0].dataset, unit, epsilon, delta)
+    return DatasetTotal(tuple(dict.fromkeys(r.dataset for r in releases)), unit, epsilon, delta)
 
 
 def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | None:

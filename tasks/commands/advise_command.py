@@ -107,8 +107,8 @@ def _advice(values: dict[str, Any], epsilon: float | None, delta: float | None) 
     most = left_delta if left.way is Way.SEQUENCE else registered.delta
 
     def decide(advised: JobSettings) -> AdmissionDecision:
-        plans = plans_of(budget_of_run(advised).charged)
-        return ledger.cost_of_plan(plans[dataset], killed.__contains__)
+        plans = plans_of(budget_of_run(advised).charged, ledger.datasets())
+        return ledger.cost_of_plan(plans[left.budget.name], killed.__contains__)
 
     budget = PrivacyBudget(epsilon or registered.rho, delta or most)
     start = _starting_point(values, budget)
@@ -247,5 +247,5 @@ def _next_commands(advice: Advice, written: Path) -> list[str]:
         run += " --set private_format=FORMAT --set private_path=FILE  (confide init FILE --units N)"
     if advice.decision is not None or settings.made_up:
         return [run]
-    plan = plans_of(budget_of_run(settings).charged)[dataset]
+    plan = plans_of(budget_of_run(settings).charged, {})[dataset]
     return [f"confide ledger register {shlex.quote(dataset)} {least_terms(plan)}", run]

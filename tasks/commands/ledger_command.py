@@ -165,7 +165,7 @@ def history(dataset: str) -> None:
 @settings_options
 @as_json
 def cost(job: str, **options: Any) -> int:
-    """Show a run's cost to each data set, without starting it.
+    """Show a run's cost to each budget, without starting it.
 
     Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
     code is 3 if the run would be refused.
@@ -174,8 +174,9 @@ def cost(job: str, **options: Any) -> int:
       confide ledger cost --settings settings.json
     """
     settings = settings_of_options(JOBS[job], **options)
-    plans = plans_of(budget_of_run(settings).charged)
-    costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in plans.items()]
+    ledger = _open()
+    plans = plans_of(budget_of_run(settings).charged, ledger.datasets())
+    costs = [_cost(ledger, plan, made_up=settings.made_up) for plan in plans.values()]
     answer = {**costs[0], "others": costs[1:]}
     write_answer(answer, lambda: _show_costs(job, settings, costs))
     return 0 if all(cost["fits"] for cost in costs) else BudgetExceeded.exit_code
@@ -235,20 +236,20 @@ def check_name(dataset: str) -> None:
         )
 
 
-def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any]:
-    ledger = _open()
-    budget = ledger.datasets().get(dataset)
-    if dataset == MADE_UP and budget is None:
+def _cost(ledger: Ledger, planned: list[Entry], *, made_up: bool) -> dict[str, Any]:
+    datasets, budgets = dict.fromkeys(r.dataset for r in planned), ledger.datasets()
+    if MADE_UP in datasets and MADE_UP not in budgets:
         # The run registers it, without a limit.
         cost = AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(planned))
     else:
-        refuse_other_standing(budget, dataset, made_up=made_up, plan=planned)
+        for name in datasets:
+            refuse_other_standing(budgets.get(name), name, made_up=made_up, plan=planned)
         # The run would first give back the plans of killed ones.
         killed = killed_runs(Deployment.from_environment())
         cost = ledger.cost_of_plan(planned, killed.__contains__)
     delta = sum(release.delta for release in planned)
     return {
-        "dataset": dataset,
+        "dataset": " and ".join(datasets),
         "releases": len(planned),
         "epsilon": total_epsilon([release.event for release in planned], delta),
         "delta": delta,

@@ -195,7 +195,7 @@ def profile_of(releases: Sequence[ReleaseRecord]) -> PrivacyProfile | None:
     """Return the privacy profile of the claim for one text, or None if there is no such claim.
 
     There is none if ε is infinite or missing, if the unit is smaller than a text, or if there are
-    several data sets.
+    several budgets.
     """
     of_datasets = totals(releases)
     if len(of_datasets) != 1:

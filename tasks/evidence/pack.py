@@ -23,7 +23,7 @@ from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.statement import privacy_statement
 from tasks.evidence.audits import audits_of, subjects_of
 from tasks.protocol.messages import StepResult
-from tasks.releases.deployment_ledger import entry_of, open_ledger
+from tasks.releases.deployment_ledger import confirm_releases, open_ledger
 from tasks.releases.provenance import releasable_model
 from tasks.results import of_last_model, released_after
 from tasks.runtime.deployment import Deployment
@@ -58,17 +58,14 @@ def write_pack(
     """
     result = releasable_model(store, uri)
     if not result.releases:
-        raise BadInput(
-            "the model was made without private text, so there is no claim to prove",
-            where=uri,
-            fix="Give a model that was trained with DP.",
-        )
+        what = "the model was made without private text, so there is no claim to prove"
+        raise BadInput(what, where=uri, fix="Give a model that was trained with DP.")
     model = store.local_copy(uri)
     statement = _true_statement(result, model, uri)
     claims = check_evidence.claims_of(statement)
     ledger = open_ledger(deployment, store)
-    entries = {record.ledger_id: entry_of(ledger, record, uri) for record in result.releases}
-    extracts = [_extract(ledger, claim["dataset"], set(entries), operator) for claim in claims]
+    confirm_releases(ledger, result.releases, uri)
+    extracts = [_extract(ledger, claim, operator) for claim in claims]
     content = {
         "version": 3,
         "edition": "operator" if operator else "publishable",
@@ -98,11 +95,9 @@ def write_pack(
     _write_json(folder / check_evidence.LEDGER, charges)
     pages = check_evidence.pages(evidence, charges, statement)
     if (folder / check_evidence.WORDS).read_text(encoding="utf-8") != pages[check_evidence.WORDS]:
-        raise BadInput(
-            f"{check_evidence.WORDS} and {check_evidence.STATEMENT} of the model differ",
-            where=str(model),
-            fix="Make the pack with the version of Confide that made the model.",
-        )
+        what = f"{check_evidence.WORDS} and {check_evidence.STATEMENT} of the model differ"
+        fix = "Make the pack with the version of Confide that made the model."
+        raise BadInput(what, where=str(model), fix=fix)
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8")
     evidence["files"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
@@ -150,11 +145,9 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
         )
     for claim in check_evidence.claims_of(true):
         if not claim["private"] and claim["epsilon"] is not None:
-            raise BadInput(
-                f"its statement makes no claim for the data set {claim['dataset']}",
-                where=uri,
-                fix="PRIVACY.md in the model's folder states the reason.",
-            )
+            what = f"its statement makes no claim for the data set {claim['dataset']}"
+            fix = "PRIVACY.md in the model's folder states the reason."
+            raise BadInput(what, where=uri, fix=fix)
     return dict(written)
 
 
@@ -271,8 +264,10 @@ def model_card(
 # --- the ledger
 
 
-def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) -> dict[str, Any]:
-    """Return the account of one data set: its budget and all releases charged to it."""
+def _extract(ledger: Ledger, claim: Mapping[str, Any], operator: bool) -> dict[str, Any]:
+    """Return the account of one claim: its budget and all releases charged to it."""
+    made_of = [release["ledger_id"] for release in claim["releases"]]
+    dataset = ledger.entry(made_of[0]).dataset  # the others share its budget
     remaining, entries = ledger.remaining(dataset), ledger.history(dataset)
     shown = [entry for entry in entries if entry.accounted or operator]
     budget = remaining.budget
@@ -283,22 +278,17 @@ def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) ->
     lines = []
     for number, entry in enumerate(shown, 1):
         line = _line(number, entry, operator, dated)
-        line["of_this_data_set"] = entry.dataset == dataset
-        line["in_this_model"] = entry.dataset == dataset and entry.id in made_of
+        line["in_this_model"] = entry.id in made_of
         planned = entry.whole_plan and entry.plan_key
         line["plan"] = plans.setdefault(entry.plan_key, len(plans) + 1) if planned else 0
         lines.append(line)
     return {
-        "dataset": dataset,
+        "dataset": claim["dataset"],
         "budget_unit": budget.unit,
         "budget_neighbours": budget.relation,
         "budget_epsilon": budget.epsilon,
         "budget_delta": budget.delta,
         "share_spent": None if budget.made_up else remaining.share,
-        "shares_budget": any(
-            name != dataset and other.name == budget.name
-            for name, other in ledger.datasets().items()
-        ),
         "left_out": "nothing"
         if operator
         else "uses of the data without a guarantee, whose results are for the operator only; times"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -31,7 +31,7 @@ from dp_core.privacy.execution_plan import (
     ExecutionPlan,
     growing_batches,
 )
-from dp_core.privacy.ledger import Entry, Ledger
+from dp_core.privacy.ledger import Budget, Entry, Ledger
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
@@ -49,7 +49,7 @@ from dp_core.vocabulary.partition_selection import PartitionSelection
 from dp_core.vocabulary.selection_calibration import selection_plan
 from tasks.context import StepContext
 from tasks.protocol import specs
-from tasks.releases.deployment_ledger import confirm_releases, ledger_for
+from tasks.releases.deployment_ledger import confirm_releases, ledger_for, open_ledger
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.runtime.log import log
 
@@ -68,7 +68,7 @@ def planned_release(spec: specs.Charged) -> Entry:
             does not cover.
     """
     planned = _planned(spec)
-    refuse_large_deltas([planned])
+    refuse_large_deltas(_by_budget([planned], {}))
     return planned
 
 
@@ -105,11 +105,9 @@ def _planned_training(spec: specs.PretrainSpec) -> Entry:
     made, plan = training_plan(charged), charged.private_plan
     event = made.event()
     if spec.kept_updates and not event.covers_every_iterate:
-        raise BadInput(
-            f"one charge of {event.kind} covers the last model alone, and not those before it",
-            where="kept_updates",
-            fix="Keep the last model alone, or train for fewer epochs, as a separate charge.",
-        )
+        what = f"one charge of {event.kind} covers the last model alone, and not those before it"
+        fix = "Keep the last model alone, or train for fewer epochs, as a separate charge."
+        raise BadInput(what, where="kept_updates", fix=fix)
     return _entry(charged, plan.dataset, plan, event, made.delta, made.declared_units)
 
 
@@ -120,10 +118,8 @@ def _planned_selection(spec: specs.SelectSpec) -> Entry:
         for point in points
     }
     if len(alike) > 1:
-        raise BadInput(
-            "the candidates are of several data sets, units, declared bounds or δ",
-            where="select spec",
-        )
+        what = "the candidates are of several data sets, units, declared bounds or δ"
+        raise BadInput(what, where="select spec")
     law, mean = spec.selection.selection_law, spec.selection.selection_mean
     event = selection_of([point.event for point in points], law, mean, spec.delta)
     plan, first = spec.candidates[0].private_plan, points[0]
@@ -149,25 +145,36 @@ def _entry(
     )
 
 
-def refuse_large_deltas(planned: Iterable[Entry], inherited: Iterable[ReleaseRecord] = ()) -> None:
-    """Refuse releases whose total δ for a data set is not below one in its number of units.
+def refuse_large_deltas(
+    plans: Mapping[str, Iterable[Entry]], inherited: Iterable[ReleaseRecord] = ()
+) -> None:
+    """Refuse releases whose total δ under a budget is not below one in the number of units.
 
     A step checks its release together with the releases of its inputs. A run's first step checks
     the whole run. All points of a sweep count, because they are released together.
 
     Args:
-        planned: the releases to be charged.
+        plans: the releases to be charged, by the name of their budget.
         inherited: the earlier releases of their inputs; duplicates count once.
 
     Raises:
         PlanError: the total δ is 1/n or more.
     """
-    planned, inherited = list(planned), {r.ledger_id: r for r in inherited}.values()
-    for dataset in dict.fromkeys(release.dataset for release in planned):
-        every: list[Entry | ReleaseRecord] = [*planned, *inherited]
-        of_dataset = [r for r in every if r.dataset == dataset]
-        units = max(r.declared_units for r in of_dataset)
-        refuse_large_delta((r.delta for r in of_dataset), units, f"δ of the data set {dataset}")
+    inherited = {r.ledger_id: r for r in inherited}.values()
+    for budget, plan in plans.items():
+        inputs = (r for r in inherited if r.budget == budget)
+        releases: list[Entry | ReleaseRecord] = [*plan, *inputs]
+        units = max(r.declared_units for r in releases)
+        refuse_large_delta((r.delta for r in releases), units, f"δ under the budget of {budget}")
+
+
+def _by_budget(planned: Iterable[Entry], budgets: Mapping[str, Budget]) -> dict[str, list[Entry]]:
+    """Return releases by the name of their budget; a data set without one shares none."""
+    plans: dict[str, list[Entry]] = {}
+    for release in planned:
+        budget = budgets.get(release.dataset)
+        plans.setdefault(budget.name if budget else release.dataset, []).append(release)
+    return plans
 
 
 def vocabulary_plan(spec: specs.VocabularySpec) -> PartitionSelection:
@@ -347,34 +354,53 @@ class Charge:
         return _recorded(self.context, self.ledger, entry)
 
 
-def plans_of(charged: Iterable[specs.Charged], run: str = "") -> dict[str, list[Entry]]:
-    """Return the planned releases of a run, by data set; each data set has its own plan.
+def plans_of(
+    charged: Iterable[specs.Charged], budgets: Mapping[str, Budget], run: str = ""
+) -> dict[str, list[Entry]]:
+    """Return the planned releases of a run by the name of their budget, each with its own plan.
 
     Args:
         charged: specs of the charged steps.
+        budgets: the registered budgets by data set.
         run: key of the run; empty for a query about a run.
 
     Raises:
-        BadInput: as `planned_release`; or the δ of all releases of a data set is not below one in
+        BadInput: as `planned_release`; or the δ of all releases under a budget is not below one in
             the declared number of units.
     """
     planned = {spec.digest(): planned_release(spec) for spec in charged}.values()
-    refuse_large_deltas(planned)
-    plans: dict[str, list[Entry]] = {}
-    for release in planned:
-        release.run, release.plan_key = run, run and f"{run} · {release.dataset}"
-        plans.setdefault(release.dataset, []).append(release)
+    plans = _by_budget(planned, budgets)
+    refuse_large_deltas(plans)
+    for budget, plan in plans.items():
+        for release in plan:
+            release.run, release.plan_key = run, run and f"{run} · {budget}"
     return plans
 
 
-def refuse_unfit_plans(context: StepContext, charged: Iterable[specs.Charged]) -> None:
-    """Refuse a run whose releases do not fit, before it reads any data; nothing is registered.
+def refuse_unfit_plans(
+    context: StepContext, charged: Iterable[specs.Charged]
+) -> dict[str, list[Entry]]:
+    """Return a run's plans if they fit, before it reads any data; nothing is registered.
 
     Raises:
         BudgetExceeded, BadInput: as `register_plans`.
     """
-    for name, plan in plans_of(charged, context.run.run_key).items():
-        ledger_for(context, name, plan).refuse_unfit(plan, context.run.has_ended)
+    ledger, plans = _plans_and_ledger(context, charged)
+    for plan in plans.values():
+        ledger.refuse_unfit(plan, context.run.has_ended)
+    return plans
+
+
+def _plans_and_ledger(
+    context: StepContext, charged: Iterable[specs.Charged]
+) -> tuple[Ledger, dict[str, list[Entry]]]:
+    """Return the ledger and the plans of a run, whose data sets are registered as it needs them."""
+    ledger = open_ledger(context.deployment, context.store)
+    plans = plans_of(charged, ledger.datasets(), context.run.run_key)
+    for plan in plans.values():
+        for dataset in dict.fromkeys(release.dataset for release in plan):
+            ledger_for(context, dataset, plan)
+    return ledger, plans
 
 
 def register_plans(context: StepContext, charged: Iterable[specs.Charged]) -> list[Entry]:
@@ -389,13 +415,13 @@ def register_plans(context: StepContext, charged: Iterable[specs.Charged]) -> li
         BadInput: as `plans_of`; or a data set is not registered, or registered differently.
     """
     entries: list[Entry] = []
-    for name, plan in plans_of(charged, context.run.run_key).items():
-        ledger = ledger_for(context, name, plan)
-        try:
+    ledger, plans = _plans_and_ledger(context, charged)
+    try:
+        for plan in plans.values():
             entries += ledger.register_plan(plan, context.run.has_ended)
-        except ConfideError:
-            ledger.give_back(context.run.run_key)  # plans of other data sets: none has begun
-            raise
+    except ConfideError:
+        ledger.give_back(context.run.run_key)  # plans under other budgets: none has begun
+        raise
     return entries
 
 
@@ -417,14 +443,14 @@ def charge(context: StepContext, units: PrivateUnits, planned: Entry, *, content
     """
     units.refuse_other(planned)
     refuse_operator_ancestors(context)
-    refuse_large_deltas([planned], context.releases)
     ledger = ledger_for(context, units.dataset)
+    refuse_large_deltas(_by_budget([planned], ledger.datasets()), context.releases)
     confirm_releases(ledger, context.releases, f"the inputs of {context.run.task}")
     for attempt in count():
         entry = ledger.reserve(planned.repeated(context.run.run_key, attempt))
-        if _may_continue(context, entry, content):
+        if not (changed := _changed_since(context, entry, content)):
             return Charge(context, ledger, entry, ledger.seed(entry, context.seeds, content))
-        log("an earlier attempt had other inputs or code: a new release, charged as one", "warning")
+        log(f"{changed}: a new release, charged as one", "warning")
     raise AssertionError("count() does not end")
 
 
@@ -449,9 +475,11 @@ def record_operator_use(
 def _recorded(context: StepContext, ledger: Ledger, entry: Entry) -> ReleaseRecord:
     """Return the record of a settled release, and add it to the ancestry of the step's output."""
     by_pld, by_rdp = epsilons(entry.event, entry.delta)
+    budget = ledger.datasets()[entry.dataset]
     record = ReleaseRecord(
         ledger_id=entry.id,
         dataset=entry.dataset,
+        budget=budget.name,
         unit=entry.unit.value,
         event=entry.event.to_json(),
         epsilon=by_pld,
@@ -461,17 +489,20 @@ def _recorded(context: StepContext, ledger: Ledger, entry: Entry) -> ReleaseReco
         declared_units=entry.declared_units,
         released=entry.released_hash,
         seed_known=entry.known_seed,
-        of_study=ledger.datasets()[entry.dataset].of_study,
+        of_study=budget.of_study,
     )
     context.descends_from(record)
     return record
 
 
-def _may_continue(context: StepContext, entry: Entry, content: bytes) -> bool:
-    if not entry.seed_hash:
-        return True
-    try:
-        seed = context.seeds.get(entry.seed_key)
-    except BadInput:
-        return False  # the noise cannot be drawn again without the lost seed
-    return entry.is_bound_to(seed, content)
+def _changed_since(context: StepContext, entry: Entry, content: bytes) -> str:
+    """Return the reason for which a release cannot continue, or an empty text.
+
+    Raises:
+        BadInput: its seed file is not lost and cannot be used; the operator can repair it.
+    """
+    if entry.seed_hash and entry.seed_key not in context.seeds.drawn():
+        return f"the seed {entry.seed_key} of an earlier attempt is lost"
+    if entry.seed_hash and not entry.is_bound_to(context.seeds.get(entry.seed_key), content):
+        return "an earlier attempt had other inputs or code"
+    return ""

@@ -74,11 +74,8 @@ def confirm_store(store: Store, identity: str) -> bool:
     if remembered is None:
         return False
     if remembered.decode(errors="replace").strip() != identity:
-        raise BadInput(
-            "the results in the store name the entries of another ledger",
-            where=f"store {store.root}",
-            fix=RESTORE,
-        )
+        what = "the results in the store name the entries of another ledger"
+        raise BadInput(what, where=f"store {store.root}", fix=RESTORE)
     return True
 
 
@@ -184,11 +181,8 @@ def refuse_lost_ledger(ledger: Ledger, deployment: Deployment) -> None:
     store = deployment.open_store().read(IDENTITY)
     remembered = {seeds, store.decode(errors="replace").strip() if store else None}
     if remembered - {None, ledger.identity()}:
-        raise BadInput(
-            "the privacy ledger is missing: an empty one is in its place, but releases were made",
-            where=f"privacy ledger {deployment.ledger_place}",
-            fix=RESTORE,
-        )
+        what = "the privacy ledger is missing: an empty one is in its place, but releases were made"
+        raise BadInput(what, where=f"privacy ledger {deployment.ledger_place}", fix=RESTORE)
 
 
 def confirm_releases(ledger: Ledger, records: Iterable[ReleaseRecord], where: str) -> None:
@@ -217,9 +211,10 @@ def entry_of(ledger: Ledger, record: ReleaseRecord, where: str) -> Entry:
         entry = ledger.entry(record.ledger_id)
     except BadInput:
         raise BadInput("the ledger does not hold it", where=where, fix=RESTORE) from None
-    of_study = ledger.datasets()[entry.dataset].of_study
-    held = (entry.dataset, entry.unit.value, entry.event.to_json(), entry.delta, of_study)
-    if held != (record.dataset, record.unit, record.event, record.delta, record.of_study):
+    budget = ledger.datasets()[entry.dataset]
+    held = (entry.dataset, entry.unit.value, entry.event.to_json(), entry.delta)
+    named = (record.dataset, record.unit, record.event, record.delta)
+    if (*held, budget.name, budget.of_study) != (*named, record.budget, record.of_study):
         raise BadInput("the ledger holds another release", where=where, fix=RESTORE)
     if entry.state is not State.SETTLED:
         raise BadInput(
@@ -296,9 +291,8 @@ def plans_given_back(deployment: Deployment, run_key: str) -> Iterator[list[str]
 
 def charged_by_run(deployment: Deployment, run_key: str) -> int:
     """Return the number of releases that a run has charged to its data sets."""
-    ledger = open_ledger(deployment)
-    entries = (entry for dataset in ledger.datasets() for entry in ledger.history(dataset))
-    return len({entry.id for entry in entries if entry.run == run_key and entry.charged})
+    entries = _entries(open_ledger(deployment))
+    return sum(entry.run == run_key and entry.charged for entry in entries)
 
 
 def killed_runs(deployment: Deployment) -> frozenset[str]:

@@ -352,10 +352,10 @@ def _cost(dataset: str, *results: Input) -> Cost:
         dataset: the private corpus, whose total comes first.
         results: outputs of the steps whose figures are shown together.
     """
-    by_dataset = totals(releases_of(results))
-    untouched = DatasetTotal(dataset, None, 0.0, 0.0)
-    corpus = next((total for total in by_dataset if total.dataset == dataset), untouched)
-    return Cost(corpus, tuple(total for total in by_dataset if total.dataset != dataset))
+    of_budgets = totals(releases_of(results))
+    untouched = DatasetTotal((dataset,), None, 0.0, 0.0)
+    corpus = next((total for total in of_budgets if dataset in total.datasets), untouched)
+    return Cost(corpus, tuple(total for total in of_budgets if total is not corpus))
 
 
 _EXPOSURE: TypeAdapter[tuple[ExposureRow, ...]] = TypeAdapter(tuple[ExposureRow, ...])

@@ -158,24 +158,29 @@ def _model_of(point: ModelRow) -> str:
 def cost_columns(rows: Sequence[ModelRow], unit: PrivacyUnit) -> Iterator[Column]:
     """Yield the columns of the total costs.
 
-    Each data set has separate columns, because a sum over data sets guarantees nothing.
+    Each budget has separate columns, because a sum over budgets guarantees nothing.
     """
+    corpus = {name for row in rows for name in row.cost.corpus.datasets}
     if any(row.pretrained.corpus.epsilon != row.cost.corpus.epsilon for row in rows):
         yield Header("ε", "before fine-tuning"), lambda row: total(row.pretrained.corpus.epsilon)
-    yield Header("ε", f"in total, per {unit}"), lambda row: total(row.cost.corpus.epsilon)
-    yield Header("δ", "in total"), lambda row: _delta(row.cost.corpus)
-    units = {total.dataset: total.unit for row in rows for total in row.cost.others}
-    for dataset, other_unit in units.items():
-        yield from _other_cost_columns(dataset, "" if other_unit is None else f", per {other_unit}")
+    yield from _columns_of(corpus, f"in total, per {unit}", "in total")
+    others = {other.dataset: other for row in rows for other in row.cost.others}
+    for title, other in others.items():
+        if corpus.isdisjoint(other.datasets):
+            per = "" if other.unit is None else f", per {other.unit}"
+            yield from _columns_of({*other.datasets}, f"of “{title}”{per}", f"of “{title}”")
 
 
-def _other_cost_columns(dataset: str, per: str) -> Iterator[Column]:
+def _columns_of(datasets: set[str], epsilon_of: str, delta_of: str) -> Iterator[Column]:
+    """Yield the columns of the budget that the data sets share."""
+
     def of(row: ModelRow) -> DatasetTotal:
-        untouched = DatasetTotal("", None, 0.0, 0.0)
-        return next((total for total in row.cost.others if total.dataset == dataset), untouched)
+        totals = (*row.cost.others, row.cost.corpus)  # a model may have read the labels alone
+        untouched = DatasetTotal((), None, 0.0, 0.0)
+        return next((t for t in totals if not datasets.isdisjoint(t.datasets)), untouched)
 
-    yield Header("ε", f"of “{dataset}”{per}"), lambda row: total(of(row).epsilon)
-    yield Header("δ", f"of “{dataset}”"), lambda row: _delta(of(row))
+    yield Header("ε", epsilon_of), lambda row: total(of(row).epsilon)
+    yield Header("δ", delta_of), lambda row: _delta(of(row))
 
 
 def _delta(of_dataset: DatasetTotal) -> Cell:

@@ -6,7 +6,7 @@ from dp_core.labels import Public
 from dp_core.privacy.statement import total_epsilon
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import BudgetSpec, PretrainSpec
-from tasks.releases.charge import plans_of, refuse_unfit_plans
+from tasks.releases.charge import refuse_unfit_plans
 from tasks.releases.declarations import record_sources
 from tasks.releases.training_advice import RunReleases, how_it_is_known, verdict
 from tasks.runtime.log import log
@@ -19,16 +19,15 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
     The step also logs the gain that the run's only private pre-training can be expected to bring.
     Nothing is charged or planned: the step `reserve` does that, once the files have been read.
     """
-    refuse_unfit_plans(context, spec.charged)
+    plans = refuse_unfit_plans(context, spec.charged)
     record_sources(spec.reads, context)
-    plans = plans_of(spec.charged)
-    for dataset, plan in plans.items():
+    for budget, plan in plans.items():
         delta = sum(release.delta for release in plan)
         total = total_epsilon([release.event for release in plan], delta)
         if total is not None:
-            context.measure(f"planned_epsilon/{dataset}", Public(total))
-            context.measure(f"planned_delta/{dataset}", Public(delta))
-            log(f"{dataset}: ε = {total:.4g} at δ = {delta:.3g} is planned and fits the budget.")
+            context.measure(f"planned_epsilon/{budget}", Public(total))
+            context.measure(f"planned_delta/{budget}", Public(delta))
+            log(f"{budget}: ε = {total:.4g} at δ = {delta:.3g} is planned and fits the budget.")
     trainings = [charged for charged in spec.charged if isinstance(charged, PretrainSpec)]
     if len(trainings) == 1:  # the points of a sweep are compared by their own figures
         spending = RunReleases.of_charged(spec.charged)

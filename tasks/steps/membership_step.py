@@ -19,7 +19,7 @@ from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
-from dp_core.privacy.statement import event_of, totals
+from dp_core.privacy.statement import by_budget, event_of, totals
 from dp_core.vocabulary import tokenizer_files
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
@@ -74,7 +74,8 @@ def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
 
     Returns None if there is no claim for that unit: no total, another unit, or ε = ∞.
     """
-    releases = [r for r in attacked.result.releases if r.dataset == fact(store, "dataset")]
+    groups, dataset = by_budget(attacked.result.releases), fact(store, "dataset")
+    releases = [r for group in groups if dataset in {r.dataset for r in group} for r in group]
     if not releases:
         return PrivacyProfile.of_claim(0.0, 0.0)  # no private text went into the model
     (total,) = totals(releases)

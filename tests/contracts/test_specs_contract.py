@@ -130,10 +130,10 @@ def test_further_private_trainings_are_separate_charged_releases():
 
 def test_further_private_trainings_count_for_delta():
     two = {"delta": 1 / 15_000, "vocabulary_source": "public", "more_trainings": "epochs=2"}
-    plans_of(budget_of_run(JobSettings.model_validate(two)).charged)
+    plans_of(budget_of_run(JobSettings.model_validate(two)).charged, {})
     three = JobSettings.model_validate(two | {"more_trainings": "epochs=2; epochs=3"})
     with pytest.raises(PlanError, match="publishing one unit whole"):
-        plans_of(budget_of_run(three).charged)
+        plans_of(budget_of_run(three).charged, {})
 
 
 @pytest.mark.parametrize("field", sorted(set(JobSettings.model_fields) - set(CHANGED["elsewhere"])))
@@ -362,9 +362,9 @@ def test_audit_canaries_change_training_and_budget_together():
 
 def test_delta_must_be_below_one_over_all_declared_units():
     near = {"delta": 1 / 6200, "declared_units": 6000, "vocabulary_source": "public"}
-    plans_of(budget_of_run(JobSettings(**near)).charged)
+    plans_of(budget_of_run(JobSettings(**near)).charged, {})
     with pytest.raises(PlanError, match="1/6600"):
-        plans_of(budget_of_run(JobSettings(audit_canaries=600, **near)).charged)
+        plans_of(budget_of_run(JobSettings(audit_canaries=600, **near)).charged, {})
 
 
 def test_only_public_or_made_up_data_is_shown():

@@ -58,11 +58,12 @@ def settled(
     spec_hash: str = SPEC,
     settle: bool = True,
     unit: PrivacyUnit = UNIT,
+    budget: str | None = None,
 ) -> list[ReleaseRecord]:
     """Charge releases as one plan; the last release belongs to the step of the model."""
     ledger = Ledger.open(deployment.ledger)
     if dataset not in ledger.datasets():
-        ledger.register_dataset(dataset, unit, 20.0, 1e-4)
+        ledger.register_dataset(dataset, unit, 20.0, 1e-4, shares_budget_with=budget)
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
@@ -77,7 +78,7 @@ def settled(
         if settle:
             entry = ledger.settle(entry.id, released=b"what came out")
         more = {"plan": entry.plan_key, "released": entry.released_hash, "declared_units": UNITS}
-        records.append(record(entry.id, entry.event, dataset, **more))
+        records.append(record(entry.id, entry.event, dataset, budget=budget or dataset, **more))
     return records
 
 
@@ -105,26 +106,17 @@ def released_model(
         write_statement(model_folder, releases, made_up=False, released_after=after)
     uri = f"store://{step}/{name}"
     store.publish(folder, uri)
+    metrics = [
+        MetricRecord(name="mlm_accuracy_public", value=0.25, label="dp"),
+        MetricRecord(name=f"f1/{SECRET}", value=0.75, label="operator"),
+    ]
+    usual = {"plan": plan, "made_up": False, "parameters": 7}
+    usual["shape"] = {"kind": "bert", "layers": 2, "hidden": 128}
+    usual["weights_digest"] = hashlib.sha256(weights).hexdigest()
     result = StepResult(
-        step=step,
-        spec_hash=SPEC,
-        outputs={},
-        metrics=[
-            MetricRecord(name="mlm_accuracy_public", value=0.25, label="dp"),
-            MetricRecord(name=f"f1/{SECRET}", value=0.75, label="operator"),
-        ],
-        releases=list(releases),
-        facts={
-            "shape": {"kind": "bert", "layers": 2, "hidden": 128},
-            "parameters": 7,
-            "weights_digest": hashlib.sha256(weights).hexdigest(),
-            "plan": plan,
-            "made_up": False,
-            **facts,
-        },
-        seconds=12345.678,
-        versions={"python": "3.11.7"},
-    )
+        step=step, spec_hash=SPEC, outputs={}, metrics=metrics, releases=list(releases),
+        facts=usual | facts, seconds=12345.678, versions={"python": "3.11.7"},
+    )  # fmt: skip
     store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
     return uri
 

@@ -27,7 +27,7 @@ def record(
 ) -> ReleaseRecord:
     """Return a release record as step results contain it; without a guarantee, ε is infinite."""
     stated = (math.inf, 0.0) if event.is_unaccounted else (epsilon, 1e-6)
-    fields = dict(zip(("epsilon", "delta"), stated, strict=True)) | more
+    fields = dict(zip(("epsilon", "delta"), stated, strict=True)) | {"budget": dataset} | more
     return ReleaseRecord(
         ledger_id=name, dataset=dataset, unit=event.unit.value, event=event.to_json(),
         epsilon_rdp=None, **fields,
@@ -75,12 +75,7 @@ def bench_of(
 
 def charged(context: StepContext, content: bytes = b"m", **more: Any) -> Charge:
     event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
-    fields = {
-        "dataset": "notes",
-        "unit": UNIT,
-        "event": event,
-        "delta": 1e-6,
-        "declared_units": 100,
-    }
+    fields = {"dataset": "notes", "unit": UNIT, "event": event, "delta": 1e-6}
+    fields["declared_units"] = 100
     planned = Entry(spec_hash=context.spec_hash, **(fields | more))
     return charge(context, NOTES, planned, content=content)

@@ -44,11 +44,16 @@ def test_changed_inputs_are_charged_as_a_new_release_with_a_new_seed(registered)
     assert charged(bench_of(registered), b"one").entry.id == first.entry.id
 
 
-def test_lost_seed_is_charged_as_new_release(registered):
+def test_lost_seed_is_charged_as_new_release_and_a_shared_file_is_not(registered, capsys):
     first = charged(bench_of(registered))
-    for file in registered.seeds.iterdir():
-        file.unlink()
+    file = registered.seeds / f"{first.entry.seed_key}.json"
+    file.chmod(0o640)
+    with pytest.raises(BadInput, match="chmod 600"):
+        charged(bench_of(registered))
+    assert len(Ledger.open(registered.ledger).history("notes")) == 1
+    file.unlink()
     again = charged(bench_of(registered))
+    assert f"the seed {file.stem} of an earlier attempt is lost" in "".join(capsys.readouterr())
     assert again.entry.id != first.entry.id
     assert _draw(again) != _draw(first)
 
@@ -108,9 +113,10 @@ def test_releases_of_a_budget_above_500_stay_with_the_operator(deployment, tmp_p
     later = bench_of(deployment, "b" * 64)
     later.releases.append(record)
     charged(later)  # a study may continue from its own models
-    later.releases[0] = record.model_copy(update={"of_study": not kept})
-    with pytest.raises(BadInput, match="the ledger holds another release"):
-        charged(later)
+    for other in ({"of_study": not kept}, {"budget": "letters"}):
+        later.releases[0] = record.model_copy(update=other)
+        with pytest.raises(BadInput, match="the ledger holds another release"):
+            charged(later)
 
 
 def test_delta_of_the_inputs_counts_towards_the_limit(registered):

@@ -140,7 +140,7 @@ def test_cost_of_a_registered_run_is_zero(confide, deployment):
     confide.register(epsilon=12)
     words = ["ledger", "cost", *set_options(**ON_NOTES)]
     before, settings = confide.json(*words), JobSettings.model_validate(ON_NOTES)
-    (planned,) = plans_of(budget_of_run(settings).charged, run="r").values()
+    (planned,) = plans_of(budget_of_run(settings).charged, {}, run="r").values()
     Ledger.open(deployment.ledger).register_plan(planned)
     after = confide.json(*words)
     assert (after["share"], after["new_releases"], after["fits"]) == (0, 0, True)

@@ -448,17 +448,22 @@ def test_pack_for_examples_of_a_stated_length_holds(deployment, tmp_path):
     assert any("the ledger has another event" in fault for fault in findings.faults)
 
 
-def test_each_data_set_has_a_separate_claim(deployment, tmp_path):
+@pytest.mark.parametrize(
+    ("budget", "names"), [(None, ["notes", "labels"]), ("notes", ["notes and labels"])]
+)
+def test_each_budget_has_a_separate_claim(deployment, tmp_path, budget, names):
     notes = settled(deployment, EARLIER, spec_hash="1" * 64)
-    labels = settled(deployment, TRAINING, dataset="labels")
+    labels = settled(deployment, TRAINING, dataset="labels", budget=budget)
     uri = released_model(deployment, [*notes, *labels], step="finetune", plan=None)
     pack = pack_of(deployment, uri, tmp_path / "pack")
     evidence, statement, ledger = contents_of(pack)
     claims = check_evidence.claims_of(statement)
-    assert [claim["delta"] for claim in claims] == [1e-6, 1e-6]
+    assert [claim["delta"] for claim in claims] == [2e-6 / len(names)] * len(names)
     for parts in (claims, evidence["derived"], ledger["extracts"]):
-        assert [part["dataset"] for part in parts] == ["notes", "labels"]
+        assert [part["dataset"] for part in parts] == names
     assert check_evidence.check(pack).code == 0
+    if budget:
+        return
 
     def one_claim_for_both(statement: dict[str, Any]) -> None:
         statement["releases"] += statement.pop("others")[0]["releases"]

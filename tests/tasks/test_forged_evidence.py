@@ -137,15 +137,17 @@ def no_claim(content: dict[str, Any]) -> None:
     content.update(empty)
 
 
-def second_extract(ledger: dict[str, Any]) -> None:
-    ledger["extracts"].append(ledger["extracts"][0] | {"dataset": "letters"})
+def second_claim(content: dict[str, Any]) -> None:
+    name = next((name for name in ("extracts", "derived") if name in content), "others")
+    first = content[name][0] if name in content else content
+    content[name] = [*content.get(name, ()), first | {"dataset": "letters"}]
 
 
 CHANGES: dict[str, Callable[..., None]] = {
     change.__name__: change
     for change in (
         at, audited, converted, each, large_delta, nested, no_claim, of_examples, phases, quieter,
-        relabelled, removed, second_extract, shuffled, top,
+        relabelled, removed, second_claim, shuffled, top,
     )
 }  # fmt: skip
 # By forged parts and name: the change of these parts, its arguments, and the reported fault.

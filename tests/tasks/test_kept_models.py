@@ -258,10 +258,10 @@ def test_each_private_fine_tuning_of_an_earlier_model_is_charged():
         assert (steps.count("finetune"), steps.count("pretrain")) == (finetunings, 1)
     delta = {"finetune_delta": 4e-4}  # twice this δ is below one in 1000, four times is not
     twice = JobSettings(**settings_of_job, **delta, kept_epochs="1")
-    plans_of(budget_of_run(twice).charged)
+    plans_of(budget_of_run(twice).charged, {})
     four_times = JobSettings(**settings_of_job, **delta, kept_epochs="1,2,3")
     with pytest.raises(PlanError, match="δ of the data set labels"):
-        plans_of(budget_of_run(four_times).charged)
+        plans_of(budget_of_run(four_times).charged, {})
 
 
 def test_total_of_a_job_includes_fine_tunings_of_earlier_models():

@@ -1,9 +1,12 @@
 """The charges of a run follow from its settings, and are registered completely or not at all."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from release_examples import bench_of, record
 
 from dp_core.config.privacy import refuse_large_delta
@@ -14,7 +17,7 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import least_error
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
-from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary.selection_calibration import calibrate
@@ -63,13 +66,6 @@ def test_job_charges_the_event_of_its_sampling_and_composes_the_total(settings, 
     assert total is not None and math.isfinite(total)
     assert max(r.epsilon for r in records) < total <= sum(r.epsilon for r in records) * 1.001
     assert delta == pytest.approx(sum(r.delta for r in records))
-
-
-def test_releases_of_different_neighbouring_relations_have_no_total():
-    histogram = mechanisms.ThresholdedHistogram(64, 80.0, 600, unit=mechanisms.PrivacyUnit.PATIENT)
-    shuffled = mechanisms.ShuffledGaussian(2.0, 3, unit=mechanisms.PrivacyUnit.PATIENT)
-    (total,) = reporting.totals([record(event.kind, event) for event in (histogram, shuffled)])
-    assert (total.epsilon, total.delta) == (None, 2e-6)
 
 
 def test_noise_bands_determine_sampling_noise_and_charge():
@@ -149,23 +145,35 @@ def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(deployment)
     assert ledger.history("labels") == []
 
 
+@given(st.lists(st.tuples(st.sampled_from(["notes", "labels"]), st.floats(0.5, 3.0)), min_size=1))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_first_step_and_reserve_refuse_what_one_plan_of_both_data_sets_exceeds(
+    deployment, monkeypatch, run
+):
+    ledger = _registered(deployment, 8.0)
+    ledger.register_dataset("labels", EVENT.unit, 8.0, 1e-5, shares_budget_with="notes")
+    events, number = [mechanisms.Gaussian(σ) for _, σ in run], len(ledger.history("notes"))
+    planned: Any = [
+        Entry(name, EVENT.unit, event, 1e-8, f"{number} {i}", declared_units=100)
+        for i, (event, (name, _)) in enumerate(zip(events, run, strict=True))
+    ]
+    monkeypatch.setattr(Entry, "digest", lambda release: release.spec_hash, raising=False)
+    monkeypatch.setattr(charge, "planned_release", lambda release: release)
+    fits = epsilon_pld(mechanisms.compose(*events), 1e-5) <= 8.0
+    for step in (charge.refuse_unfit_plans, charge.register_plans):
+        with nullcontext() if fits else pytest.raises(BudgetExceeded):
+            step(bench_of(deployment), planned)
+    assert len(ledger.give_back("run")) == len(run) * fits
+
+
 def test_plan_until_an_update_contains_only_earlier_updates():
+    first = BatchPhase(4, 5)
     plan = ExecutionPlan(
-        unit=mechanisms.PrivacyUnit.PATIENT,
-        declared_units=100,
-        sampling=PoissonSampling(),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        schedule=(BatchPhase(4, 5), BatchPhase(6, 10)),
-        delta=1e-6,
-    )
-    made = {updates: charge.plan_until(plan, updates).schedule for updates in (3, 4, 7, 10)}
-    assert made == {
-        3: (BatchPhase(3, 5),),
-        4: (BatchPhase(4, 5),),
-        7: (BatchPhase(4, 5), BatchPhase(3, 10)),
-        10: plan.schedule,
-    }
+        unit=EVENT.unit, declared_units=100, sampling=PoissonSampling(), clip_norm=1.0,
+        noise_multiplier=1.0, schedule=(first, BatchPhase(6, 10)), delta=1e-6,
+    )  # fmt: skip
+    made = [charge.plan_until(plan, updates).schedule for updates in (3, 4, 7, 10)]
+    assert made == [(BatchPhase(3, 5),), (first,), (first, BatchPhase(3, 10)), plan.schedule]
 
 
 def test_noise_reduction_settings_reach_private_trainings_only():
@@ -273,16 +281,16 @@ TOO_MUCH: list[dict[str, Any]] = [
 @pytest.mark.parametrize("wrong", TOO_MUCH)
 def test_run_with_a_too_large_total_delta_is_refused_by_its_plan(wrong):
     with pytest.raises(PlanError, match="publishing one unit whole"):
-        charge.plans_of(budget_of_run(JobSettings.model_validate(PRIVATE | wrong)).charged)
+        charge.plans_of(budget_of_run(JobSettings.model_validate(PRIVATE | wrong)).charged, {})
 
 
 def test_total_delta_counts_all_points_of_a_sweep():
     twelve = PRIVATE | {"delta": 2e-5}
-    charge.plans_of(budget_of_run(JobSettings.model_validate(twelve)).charged)
+    charge.plans_of(budget_of_run(JobSettings.model_validate(twelve)).charged, {})
     with pytest.raises(PlanError, match="publishing one unit whole"):
-        charge.plans_of(budget_of_run(SweepSettings.model_validate(twelve)).charged)
+        charge.plans_of(budget_of_run(SweepSettings.model_validate(twelve)).charged, {})
     chosen = SweepSettings.model_validate(twelve | {"selection": "random-count"})
-    charge.plans_of(budget_of_run(chosen).charged)  # one model is released
+    charge.plans_of(budget_of_run(chosen).charged, {})  # one model is released
 
 
 def test_settings_never_underestimate_the_charged_delta():
@@ -310,12 +318,12 @@ def test_spec_with_a_too_large_delta_is_refused_by_its_step():
         with pytest.raises(PlanError, match="1/6000"):
             charge.planned_release(spec)
     training = charge.planned_release(steps_of(delta=1e-4)["With DP / pretraining"])
-    charge.refuse_large_deltas([training], [released("notes", 1e-5)])
-    charge.refuse_large_deltas([training], [released("others", 1e-4)])
+    charge.refuse_large_deltas({"notes": [training]}, [released("notes", 1e-5)])
+    charge.refuse_large_deltas({"notes": [training]}, [released("others", 1e-4)])
     # the same entry, listed repeatedly
-    charge.refuse_large_deltas([training], [released("notes", 1e-5)] * 20)
-    with pytest.raises(PlanError, match="δ of the data set notes"):
-        charge.refuse_large_deltas([training], [released("notes", 1e-4)])
+    charge.refuse_large_deltas({"notes": [training]}, [released("notes", 1e-5)] * 20)
+    with pytest.raises(PlanError, match="δ under the budget of others"):
+        charge.refuse_large_deltas({"others": [training]}, [released("others", 1e-4)])
 
 
 def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment):

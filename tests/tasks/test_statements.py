@@ -119,16 +119,18 @@ def shown(row_of_model: ModelRow, edition: Edition) -> dict[str, float | str | N
     return dict(zip(names, (cell.value for cell in table.rows[0]), strict=True))
 
 
-def test_total_includes_private_fine_tuning_of_the_same_patients():
+@pytest.mark.parametrize("dataset", ["notes", "labels"])
+def test_total_includes_private_fine_tuning_of_the_same_patients(dataset):
     whole = epsilon_pld(compose(VOCABULARY, TRAINING, TUNING), 3e-6)
     before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
     assert whole > 1.5 * before
-    row_of_model = row(record("f", TUNING))
+    row_of_model = row(record("f", TUNING, dataset, budget="notes"))
     for edition in Edition:
         cells = shown(row_of_model, edition)
         assert cells["ε in total, per patient"] == pytest.approx(whole)
         assert cells["ε before fine-tuning"] == pytest.approx(before)
         assert cells["δ in total"] == pytest.approx(3e-6)
+        assert not any("labels" in name for name in cells)
     assert row_of_model.pretrained.corpus.epsilon == pytest.approx(before)
     protected, *_ = first_screen(report(row_of_model)).sentences
     assert f"ε = {significant(whole)}" in protected.text

@@ -159,9 +159,9 @@ def test_total_delta_counts_shared_trainings_once():
     near = PUBLIC_LABELS | {"delta": 1.5e-4, "entities_folds": 10}
     tuned = PRIVATE_LABELS | {"finetune_delta": 4e-4}  # five folds: 2e-3
     for fits, twice in ((near, "sweep_seeds"), (tuned, "sweep_finetune_seeds")):
-        plans_of(budget_of_run(SweepSettings.model_validate(fits)).charged)
+        plans_of(budget_of_run(SweepSettings.model_validate(fits)).charged, {})
         with pytest.raises(PlanError, match="publishing one unit whole"):
-            plans_of(budget_of_run(SweepSettings.model_validate(fits | {twice: 2})).charged)
+            plans_of(budget_of_run(SweepSettings.model_validate(fits | {twice: 2})).charged, {})
 
 
 def test_noise_scaled_with_the_root_of_the_batch_keeps_epsilon_similar():

@@ -44,7 +44,7 @@ def test_run_costs_at_most_its_target(units, epsilon, delta, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ledger")
     ledger = Ledger.open(f"sqlite:///{folder / 'ledger.db'}")
     ledger.register_dataset("ward", PrivacyUnit.PATIENT, epsilon, most)
-    decision = ledger.cost_of_plan(plans_of(budget_of_run(job).charged)["ward"])
+    decision = ledger.cost_of_plan(plans_of(budget_of_run(job).charged, {})["ward"])
     assert decision.fits
     releases = RunReleases.of(job)
     assert 0.99 * epsilon <= releases.epsilon <= epsilon

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -88,11 +89,8 @@ class Ledger:
         if remembered not in (None, identity):
             raise BadInput("the seeds were drawn under another ledger", where=where, fix=RESTORE)
         if forgotten := len(drawn - held):
-            raise BadInput(
-                f"seeds were drawn for {forgotten} releases that it does not hold",
-                where=where,
-                fix=RESTORE,
-            )
+            what = f"seeds were drawn for {forgotten} releases that it does not hold"
+            raise BadInput(what, where=where, fix=RESTORE)
         return identity
 
     def faults(self, seeds: SeedStore) -> list[str]:
@@ -171,11 +169,9 @@ class Ledger:
             if known is not None:
                 budget = db.get_one(Budget, known.budget_id)
                 if budget.terms != wanted.terms or (shared is None) != (budget.name == name):
-                    raise BadInput(
-                        f"{name} is registered already, with another budget",
-                        where="ledger register",
-                        fix="A budget is declared once: releases were made under it.",
-                    )
+                    what = f"{name} is registered already, with another budget"
+                    fix = "A budget is declared once: releases were made under it."
+                    raise BadInput(what, where="ledger register", fix=fix)
                 return budget
             _refuse_alike(name, db.scalars(select(Dataset.name)))
             if shared is None:
@@ -185,11 +181,9 @@ class Ledger:
             else:
                 budget = Budget.of_dataset(db, shared)
                 if budget.terms != wanted.terms:
-                    raise BadInput(
-                        f"it would share the budget of {shared}, which is a different one",
-                        where=f"data set {name}",
-                        fix=f"State the unit, ε, δ and order of {shared}.",
-                    )
+                    what = f"it would share the budget of {shared}, which is a different one"
+                    fix = f"State the unit, ε, δ and order of {shared}."
+                    raise BadInput(what, where=f"data set {name}", fix=fix)
             db.add(Dataset(name=name, budget_id=budget.id))
             return budget
 
@@ -222,12 +216,13 @@ class Ledger:
         """Return the decision on a planned run, as `register_plan` would make it now.
 
         Args:
-            planned: every release of the run, new objects and all of one data set. Releases that
+            planned: every release of the run, new objects and all under one budget. Releases that
                 the ledger holds are not charged again.
             ended: as in `register_plan`.
 
         Raises:
-            BadInput: the data set is not registered, or an event cannot be added to the budget.
+            BadInput: a data set is not registered or has another budget, or an event cannot be
+                added to the budget.
         """
         return privacy_filter.decide(*self._replacing(planned, ended))
 
@@ -248,15 +243,17 @@ class Ledger:
 
         Nothing is stored: these objects belong to no transaction.
         """
-        budget, held = self._account(planned[0].dataset)
+        budget, held = self._account(*(entry.dataset for entry in planned))
         budget.refuse_foreign(held, planned)
         if _not_held(held, planned):
             _give_back(budget, _replaced(held, planned, ended))
         return budget, held, _not_held(held, planned)
 
-    def _account(self, dataset: str) -> tuple[Budget, list[Entry]]:
+    def _account(self, *datasets: str) -> tuple[Budget, list[Entry]]:
         with self._database.transaction() as db:
-            budget = Budget.of_dataset(db, dataset)
+            budget, *others = (Budget.of_dataset(db, name) for name in datasets)
+            if any(other is not budget for other in others):
+                raise BadInput("a plan is charged to one budget", where="ledger plan")
             return budget, _entries_of(db, budget)
 
     # --- reserving
@@ -265,7 +262,7 @@ class Ledger:
         """Reserve a release before its data is read. Equal releases share one entry.
 
         If the plan of the release was withdrawn, the whole plan is admitted again. The release is
-        refused if the plan does not fit.
+        refused if the plan does not fit, or if others of its releases are charged by PLD.
 
         Returns:
             The given entry, or the existing entry of this data set, spec hash and attempt. Only a
@@ -274,7 +271,7 @@ class Ledger:
         Raises:
             BudgetExceeded: the release does not fit; nothing changed.
             BadInput: the data set is not registered, or has another unit or relation, or the
-                same spec hash was reserved for a different mechanism.
+                same spec hash was reserved for a different mechanism; or its plan would grow.
         """
         self.cost_of_plan([planned])  # caches the charges before the lock is taken
         with self._database.transaction() as db:
@@ -288,7 +285,10 @@ class Ledger:
                 entry = planned
             entry.refuse_different(planned)
             if entry.state is State.WITHDRAWN:
-                plan = [e for e in held if e.group == entry.group and e.state is State.WITHDRAWN]
+                plan = [e for e in held if e.group == entry.group]
+                if math.isinf(budget.order) and any(e.charged for e in plan):
+                    raise _grown(entry.plan_key)
+                plan = [e for e in plan if e.state is State.WITHDRAWN]
                 _admit(budget, held, plan)
                 for withdrawn in plan:
                     withdrawn.plan_again(withdrawn.plan_key, planned.run)
@@ -311,15 +311,15 @@ class Ledger:
         transaction, so that no release is counted twice.
 
         Args:
-            planned: new objects, all on one data set, with the same non-empty plan_key.
+            planned: new objects, all under one budget, with the same non-empty plan_key.
             ended: returns whether the run with a given name has ended. A killed run leaves its
                 plan in the ledger.
 
         Raises:
             BudgetExceeded, BadInput: as `reserve`; or the plan grew after its first release.
         """
-        if len({(e.dataset, e.plan_key) for e in planned}) != 1 or not planned[0].plan_key:
-            raise BadInput("a plan has one data set and one plan_key", where="ledger plan")
+        if len({e.plan_key for e in planned}) != 1 or not planned[0].plan_key:
+            raise BadInput("a plan has one plan_key", where="ledger plan")
         wanted = list(by_identity(planned).values())
         plan_key, run = wanted[0].plan_key, wanted[0].run
         self.cost_of_plan(wanted, ended)  # caches the charges before the lock is taken
@@ -333,11 +333,7 @@ class Ledger:
             _give_back(budget, _replaced(held, wanted, ended))
             fresh = [entries[entry.identity] for entry in _not_held(held, wanted)]
             if fresh and any(e.whole_plan and e.plan_key == plan_key and e.charged for e in held):
-                raise BadInput(
-                    "the plan was registered whole and has grown since its first release",
-                    where=f"ledger plan {plan_key}",
-                    fix="Register the new releases as another plan.",
-                )
+                raise _grown(plan_key)
             for entry in fresh:
                 entry.plan_key, entry.whole_plan = plan_key, True
             _admit(budget, held, fresh)
@@ -366,10 +362,8 @@ class Ledger:
             whole = [e for e in plan if e.whole_plan and e.charged]
             waiting = [e for e in whole if e.state is State.PLANNED]
             if not waiting:
-                raise BadInput(
-                    "it holds no planned release: a release that has begun stays charged",
-                    where=f"ledger plan {plan_key}",
-                )
+                what = "it holds no planned release: a release that has begun stays charged"
+                raise BadInput(what, where=f"ledger plan {plan_key}")
             budget.refuse_partial_withdrawal(whole)
             _give_back(budget, waiting)
             return waiting
@@ -457,11 +451,9 @@ class Ledger:
             if entry.state in (State.PLANNED, State.WITHDRAWN):
                 raise BadInput("it was never reserved", where=where)
             if entry.accounted and not entry.seed_hash:
-                raise BadInput(
-                    "no seed is bound to it",
-                    where=where,
-                    fix="Take the seed by Ledger.seed, which records its manifest.",
-                )
+                what = "no seed is bound to it"
+                fix = "Take the seed by Ledger.seed, which records its manifest."
+                raise BadInput(what, where=where, fix=fix)
             if entry.accounted != bool(released):
                 raise BadInput(
                     "a release has a digest if and only if it has a guarantee", where=where
@@ -522,6 +514,14 @@ def _admit(budget: Budget, held: Sequence[Entry], group: Sequence[Entry]) -> Non
         entry.budget_id = budget.id
 
 
+def _grown(plan_key: str) -> BadInput:
+    return BadInput(
+        "the plan was registered whole and has grown since its first release",
+        where=f"ledger plan {plan_key}",
+        fix="Register the new releases as another plan.",
+    )
+
+
 def _give_back(budget: Budget, entries: Sequence[Entry]) -> None:
     """Withdraw planned entries, and reopen the budget if it was closed for them."""
     for entry in entries:
@@ -563,11 +563,9 @@ def _refuse_alike(name: str, registered: Iterator[str]) -> None:
     """
     for other in registered:
         if other != name and _folded(other) == _folded(name):
-            raise BadInput(
-                f"{name} differs from the registered data set {other} by its spelling alone",
-                where="ledger register",
-                fix=f"Use {other}, or a clearly different name.",
-            )
+            what = f"{name} differs from the registered data set {other} by its spelling alone"
+            fix = f"Use {other}, or a clearly different name."
+            raise BadInput(what, where="ledger register", fix=fix)
 
 
 def _folded(name: str) -> str:

@@ -141,11 +141,9 @@ class Budget(Base, kw_only=True):
         query = select(Budget).join(Dataset).where(Dataset.name == name)
         budget = db.scalars(query).one_or_none()
         if budget is None:
-            raise BadInput(
-                "it is not registered in the privacy ledger",
-                where=f"data set {name}",
-                fix="Declare its unit and budget first: confide ledger register.",
-            )
+            what = "it is not registered in the privacy ledger"
+            fix = "Declare its unit and budget first: confide ledger register."
+            raise BadInput(what, where=f"data set {name}", fix=fix)
         return budget
 
     @property
@@ -178,11 +176,9 @@ class Budget(Base, kw_only=True):
         accounted = [entry for entry in planned if entry.accounted]
         for release in accounted:
             if release.unit is not self.unit:
-                raise BadInput(
-                    f"its budget protects the unit {self.unit}, this release {release.unit}",
-                    where=f"data set {release.dataset}",
-                    fix="Guarantees for different units do not add up: use the budget's unit.",
-                )
+                what = f"its budget protects the unit {self.unit}, this release {release.unit}"
+                fix = "Guarantees for different units do not add up: use the budget's unit."
+                raise BadInput(what, where=f"data set {release.dataset}", fix=fix)
             if release.event.relation is not self.relation:
                 raise BadInput(
                     f"its budget is for {self.relation} neighbours, this release for "
@@ -292,10 +288,8 @@ class Entry(Base):
         if not 0 <= self.delta < 1 or (self.delta == 0 and self.accounted):
             raise BadInput(f"delta {self.delta} is not in (0, 1)", where="ledger entry")
         if self.event.unit not in (None, self.unit):
-            raise BadInput(
-                f"the event protects the unit {self.event.unit}, the release {self.unit}",
-                where="ledger entry",
-            )
+            what = f"the event protects the unit {self.event.unit}, the release {self.unit}"
+            raise BadInput(what, where="ledger entry")
         self.event = self.event.stating(self.unit)
 
     def repeated(self, run: str, attempt: int) -> Entry:
@@ -445,11 +439,9 @@ def create_tables(database: Database) -> None:
         version = _version_of(database)
     if version != SCHEMA_VERSION:
         release = "newer" if version > SCHEMA_VERSION else "older"
-        raise BadInput(
-            f"its schema has version {version}, this release reads {SCHEMA_VERSION}",
-            where="privacy ledger",
-            fix=f"Use the {release} release of Confide that made it.",
-        )
+        what = f"its schema has version {version}, this release reads {SCHEMA_VERSION}"
+        fix = f"Use the {release} release of Confide that made it."
+        raise BadInput(what, where="privacy ledger", fix=fix)
 
 
 def _version_of(database: Database) -> int:

@@ -45,6 +45,7 @@ def release(
 ) -> ReleaseRecord:
     usual = {"dataset": "notes", "unit": "patient", "epsilon": 1.0, "epsilon_rdp": None}
     body = usual | {"event": event.to_json(), "delta": delta, "ledger_id": ledger_id} | fields
+    body.setdefault("budget", body["dataset"])
     return ReleaseRecord.model_validate(body)
 
 

@@ -6,6 +6,7 @@ from mechanism_examples import release
 
 from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import epsilon_pld
+from dp_core.privacy.mechanism_event import STATED
 from dp_core.privacy.statement import privacy_statement
 
 PATIENT = mechanisms.PrivacyUnit.PATIENT
@@ -88,9 +89,18 @@ def test_without_private_text_there_is_nothing_to_claim():
     assert "No private text" in privacy_statement([]).words
 
 
-def test_each_data_set_has_a_separate_claim():
+def test_data_sets_with_one_budget_have_one_claim():
+    shared = release("L-3", TRAINING, dataset="letters", budget="notes")
+    data = privacy_statement([*BOTH, shared]).data
+    assert data["epsilon"] == privacy_statement([*BOTH, BOTH[1]]).epsilon
+    assert (data["dataset"], data.get("others")) == ("notes and letters", None)
+    assert STATED["separate"] not in data["assumptions"]
+
+
+def test_each_budget_has_a_separate_claim_for_different_people():
     data = privacy_statement([*BOTH, release("L-3", TRAINING, dataset="letters")]).data
     (other,) = data["others"]
+    assert all(STATED["separate"] in claim["assumptions"] for claim in (data, other))
     assert (data["dataset"], other["dataset"]) == ("notes", "letters")
     assert data["epsilon"] == privacy_statement(BOTH).data["epsilon"]
     assert other["epsilon"] == pytest.approx(epsilon_pld(TRAINING, 1e-6))

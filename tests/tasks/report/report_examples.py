@@ -65,7 +65,7 @@ def canaries(per_group: int, rates: tuple[float, ...], seed: int) -> list[Canary
 
 
 def cost(epsilon: float, delta: float) -> Cost:
-    return Cost(DatasetTotal("synthetic-notes", mechanisms.PrivacyUnit.PATIENT, epsilon, delta))
+    return Cost(DatasetTotal(("synthetic-notes",), mechanisms.PrivacyUnit.PATIENT, epsilon, delta))
 
 
 def exposure_rows(memory: Mapping[float, float], seed: int) -> Rows:

@@ -175,7 +175,7 @@ def test_exposure_line_over_seeds_is_the_mean_with_bars_over_all_intervals():
 
 def test_sweep_figure_renders_a_single_point_and_withheld_scores():
     point = sweep_report().models[0]
-    flat = replace(point, cost=Cost(DatasetTotal("", None, math.pi, 1e-6)))
+    flat = replace(point, cost=Cost(DatasetTotal(("notes",), None, math.pi, 1e-6)))
     for points in ([point], [replace(point, f1=Withheld())], [flat]):
         assert "ε in total" in _texts(_sweep(points))
     assert sweep_figures.sweep_figure([]) is None

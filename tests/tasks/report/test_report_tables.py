@@ -328,7 +328,7 @@ def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld():
 
 
 def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum():
-    none = Cost(DatasetTotal("", None, None, 0.0))
+    none = Cost(DatasetTotal(("notes",), None, None, 0.0))
     public, private, unprotected = job_report().models
     dp = replace(private, cost=none, pretrained=none)
     report = job_report(models=(public, dp, unprotected), curves=())

@@ -136,16 +136,11 @@ def test_examples_of_another_length_are_another_unit(ledger):
         event = TRAINING.stating(PrivacyUnit.EXAMPLE, words)
         return Entry("tuples", PrivacyUnit.EXAMPLE, event, 1e-7, name, f"plan of {name}")
 
-    def register(wanted: Entry) -> None:
-        ledger.register_plan([wanted])
-
-    def forecast(wanted: Entry) -> None:
-        ledger.cost_of_plan([wanted])
-
     first = ledger.reserve(release(64, "first"))
-    for attempt in (ledger.reserve, register, forecast):
+    attempts = (lambda plan: ledger.reserve(*plan), ledger.register_plan, ledger.cost_of_plan)
+    for attempt in attempts:
         with pytest.raises(BadInput, match="example of 256 words, example of 64 words"):
-            attempt(release(256, "second"))
+            attempt([release(256, "second")])
     assert [entry.id for entry in ledger.history("tuples")] == [first.id]
     ledger.reserve(release(64, "third"))
 

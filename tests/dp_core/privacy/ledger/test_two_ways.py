@@ -218,6 +218,18 @@ def test_plan_composed_by_pld_is_given_back_whole_or_not_at_all(url, begun):
     assert ledger.remaining("notes").spent == spent
 
 
+def test_release_withdrawn_from_a_plan_cannot_join_it_after_its_first_result(url):
+    ledger = Ledger.open(url)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4, order=math.inf)
+    ledger.register_plan(plan(2.0, 2.0, 2.0))
+    ledger.register_plan(plan(2.0, 2.0))
+    ledger.reserve(plan(2.0)[0])
+    spent = ledger.remaining("notes").spent
+    with pytest.raises(BadInput, match="has grown since its first release"):
+        ledger.reserve(plan(2.0, first=2)[0])
+    assert ledger.remaining("notes").spent == spent
+
+
 def test_withdrawn_release_draws_no_noise(ledger, tmp_path):
     ledger.register_plan(whole_run())
     (first, _) = ledger.withdraw_plan("notes", "dp_bert/one")
