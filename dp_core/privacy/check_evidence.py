@@ -52,6 +52,7 @@ OPERATOR_WORDS = (
     "model_name", "license", "language", "contact", "intended_use", "out_of_scope_use",
     "data_collection", "data_people", "legal_basis", "known_biases", "access_to_private_data",
 )  # fmt: skip
+_OTHERS = "releases of other models: every field, and that all of them are listed"
 RECORDED = {  # fields that the data of a pack cannot confirm, by file
     EVIDENCE: (
         "edition", "created", "model", "made_by", "versions", "operator_words", "measures",
@@ -60,13 +61,13 @@ RECORDED = {  # fields that the data of a pack cannot confirm, by file
     ),
     STATEMENT: (
         "declared_units", "assumptions", "made_up", "others[].declared_units",
-        "others[].assumptions", "released_after_updates",
+        "others[].assumptions", "released_after_updates", "the unit, if all files state it",
     ),
     LEDGER: (
         "extracts[].budget_epsilon", "extracts[].budget_delta", "extracts[].share_spent",
         "extracts[].left_out", "extracts[].entries[].plan",
         "extracts[].entries[].seed_hash", "extracts[].entries[].released_hash",
-        "extracts[].entries[].reserved", "extracts[].entries[].settled",
+        "extracts[].entries[].reserved", "extracts[].entries[].settled", _OTHERS,
     ),
 }  # fmt: skip
 _CLAIM_OF_CARD = "differential_privacy"  # field of a card's metadata
@@ -1492,12 +1493,30 @@ def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _card_faults(card: Path, metadata: str) -> Iterator[str]:
-    """Yield a line if the card's metadata lack the claim; its other words are the operator's."""
+    """Yield a line if the card's metadata lack the claim; its other words are the operator's.
+
+    Each line must be a key and JSON, because YAML has ways to hide one claim and to repeat a key.
+    """
+    if not card.is_file():
+        return
     (claim,) = (line for line in metadata.splitlines() if line.startswith(_CLAIM_OF_CARD))
-    if card.is_file():
-        head = _bytes_of(card).decode(errors="replace").partition("\n---")[0]
-        if claim not in head.splitlines() or head.count(_CLAIM_OF_CARD) != 1:
-            yield f"the metadata of the model's {CARD} state another claim than {WORDS}"
+    begin, *lines = _bytes_of(card).decode(errors="replace").split("\n")
+    head = lines[: lines.index("---")] if begin == "---" and "---" in lines else []
+    if claim not in head:
+        yield f"the metadata of the model's {CARD} state another claim than {WORDS}"
+    keys = {line.partition(":")[0] for line in head}
+    if not all(map(_is_metadata, head)) or len(keys) < len(head):
+        yield f"the metadata of the model's {CARD} are not lines of one key and its value in JSON"
+
+
+def _is_metadata(line: str) -> bool:
+    """Return whether a line is a key and its value in JSON, which YAML reads in the same way."""
+    key, _, value = line.partition(": ")
+    try:
+        read_json(value.encode())
+    except ValueError:
+        return False
+    return line.isprintable() and re.fullmatch("[a-z_]+", key) is not None
 
 
 def _audit_faults(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> Iterator[str]:
@@ -1651,6 +1670,10 @@ def _ledger_faults(
     for budget, of_claim in (("budget_unit", "unit"), ("budget_neighbours", "neighbours")):
         if extract[budget] not in (None, claim[of_claim]):
             yield f"data set {name}: the budget protects the {of_claim} {extract[budget]}"
+    # A publishable pack has no day after the charge of a private selection.
+    kinds = ((entry["number"], entry["event"]["kind"]) for entry in extract["entries"])
+    secret = (number for number, kind in kinds if kind == "random_count_selection")
+    dated = math.inf if evidence["edition"] == "operator" else next(secret, math.inf)
     for entry in extract["entries"]:
         for day in (entry["reserved"], entry["settled"]):
             form = _DAY + ("(T.*)?" if evidence["edition"] == "operator" else "")
@@ -1669,7 +1692,8 @@ def _ledger_faults(
             yield f"{where}: the ledger has not settled it"
         if entry["known_seed"]:
             yield f"{where}: its seed is known"
-        if not entry["reserved"] <= entry["settled"] or entry["settled"][:10] > evidence["created"]:
+        late = entry["settled"][:10] > evidence["created"]
+        if entry["number"] < dated and (late or not entry["reserved"] <= entry["settled"]):
             yield f"{where}: its days are not in order"
     marked = {entry["id"] for entry in extract["entries"] if entry["in_this_model"]}
     if len({release["ledger_id"] for release in releases}) != len(releases):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -256,6 +257,8 @@ def evidence(
         uri = origin_of_export(store, model)
     else:
         uri = chosen_model(store, uri, "evidence")
+    if operator:
+        os.umask(0o077)
     with output.new_folder(out) as partial:
         write_pack(deployment, store, uri, partial, operator=operator, words=statements)
     digest = sha256_of(out / "evidence.json")

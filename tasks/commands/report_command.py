@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,6 +174,8 @@ def compare(runs: tuple[str, ...], operator: bool, page: Path | None) -> None:
         "f1_differences": [asdict(pair) for pair in compared],
     }
     if page is not None:
+        if operator:
+            os.umask(0o077)
         _write_page(page, read, edition)
     write_answer(answer, lambda: _show_comparison(read, changed, compared))
 

@@ -45,7 +45,7 @@ from tasks.runtime.log import StepProgressReporter, configure, log, send
 from tasks.storage.backends import read_spec
 from tasks.storage.journal import exclusive
 from tasks.storage.store import RESULT
-from tasks.tracking.event_log import Identity, Target
+from tasks.tracking.event_log import Identity, Status, Target
 from tasks.tracking.tracker import Tracker
 
 STOPPED = 143
@@ -141,7 +141,8 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
     last: Target | None = "parent" if spec.ends_run else "model" if run.point else None
     judged = result.facts.get("judged", ())
     against = [model["sentence"] for model in judged if model["verdict"] == "contradicted"]
-    tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
+    status: Status = "FAILED" if against else "FINISHED"
+    tracker.end(status, also=(last,) if last else (), contradicted=bool(against))
     for model in judged:
         send(Judged(model=model["name"], verdict=model["verdict"], sentence=model["sentence"]))
     if against:  # everything is written by now, and a retry would find the same

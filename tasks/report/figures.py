@@ -201,6 +201,11 @@ def lines_of(values: Iterable[tuple[str, float, float | None]]) -> dict[str, lis
     return lines
 
 
+def _plain(text: str) -> str:
+    """Return a text of a user, such as an entity type, as Matplotlib shows it without formulas."""
+    return text.replace("$", r"\$")
+
+
 def _draw(axes: Axes, panel: Panel, styles: Styles) -> None:
     if panel.log_x:
         axes.set_xscale("log")
@@ -226,13 +231,13 @@ def _draw(axes: Axes, panel: Panel, styles: Styles) -> None:
         )
     if panel.ticks:
         turned = 90 if sum(map(len, panel.ticks.values())) > _TICK_LETTERS else 0
-        axes.set_xticks(list(panel.ticks), list(panel.ticks.values()), rotation=turned)
+        axes.set_xticks(list(panel.ticks), [*map(_plain, panel.ticks.values())], rotation=turned)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=0)
     axes.grid(visible=False, axis="x", which="minor")
     axes.margins(x=0.1 if panel.ticks else 0.05)
     axes.set_xlabel(panel.x)
-    axes.set_title(panel.title, loc="left")
+    axes.set_title(_plain(panel.title), loc="left")
 
 
 def _mark(axes: Axes, panel: Panel) -> None:
@@ -320,7 +325,7 @@ def legend_below(figure: Figure, most: int = 4) -> None:
     fitting = _LEGEND_LETTERS // (max(map(len, handles)) + 4)
     figure.legend(
         list(handles.values()),
-        list(handles),
+        [*map(_plain, handles)],
         loc="outside lower center",
         frameon=False,
         labelcolor=COLOURS["ink"],

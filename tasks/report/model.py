@@ -236,7 +236,7 @@ class Fact:
     """A named number or text with its label and an explanation."""
 
     name: str
-    value: float | int | str | Withheld
+    value: float | int | str
     label: Label
     note: str = ""
 
@@ -293,22 +293,11 @@ def edition_of(report: Report, edition: Edition) -> Report:
     if not hidden:
         return report
 
-    # A fact marked as withheld would reveal that omissions, or labels of a type, exist.
-    def existing(facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
-        return tuple(fact for fact in facts if fact.label not in hidden)
-
-    report = replace(report, omissions=existing(report.omissions), labels=existing(report.labels))
     shown: Report = _shown(report, hidden)
     # The set of private entity types is private as well.
-    types = {
-        kind
-        for model in shown.models
-        for kind, value in model.f1_by_type.items()
-        if not isinstance(value, Withheld)
-    }
+    types = {kind: Withheld() for model in shown.models for kind in model.f1_by_type}
     models = tuple(
-        replace(m, f1_by_type={k: v for k, v in m.f1_by_type.items() if k in types})
-        for m in shown.models
+        replace(m, f1_by_type=types) if isinstance(m.score, Withheld) else m for m in shown.models
     )
     # Airflow's key of a run contains its start time. Start and end time together would reveal the
     # size of the data.
@@ -336,7 +325,8 @@ def _hidden(report: Report, edition: Edition) -> Labels:
 def _shown(content: Any, hidden: Labels) -> Any:
     """Return the content without any part whose label is hidden.
 
-    Values, facts and the exposures of a row are marked as withheld. Other parts are left out.
+    Values and the exposures of a row, which exist by the settings alone, are marked as withheld.
+    Other parts are left out: a mark would reveal that there are omissions or held-out texts.
     """
     if isinstance(content, Mapping):
         return {name: _shown(part, hidden) for name, part in content.items()}
@@ -347,8 +337,6 @@ def _shown(content: Any, hidden: Labels) -> Any:
         shown = (_shown(part, hidden) for part in content)
         return tuple(part for part in shown if part is not None)
     if getattr(content, "label", None) in hidden:
-        if isinstance(content, Fact):
-            return replace(content, value=Withheld())
         return Withheld() if isinstance(content, Labelled | Withheld) else None
     if not is_dataclass(content) or isinstance(content, type):
         return content
@@ -362,12 +350,15 @@ def _shown_row(row: ModelRow) -> ModelRow:
     """Return the row without values that follow from withheld values.
 
     If the score of a model fine-tuned without privacy is withheld, the row describes the
-    pre-trained model alone, and has its cost. Values measured on private text are always marked
-    as withheld, even if there were none; the development part is left out.
+    pre-trained model alone, and has its cost. Values that depend on private text without noise are
+    always marked as withheld, even if there were none; the development part is left out.
     """
-    row = replace(row, mlm_private=Withheld(), perplexity_private=Withheld(), development=None)
-    if isinstance(row.score, Withheld) and row.cost.infinite:
-        row = replace(row, cost=row.pretrained)
+    secret = Withheld()
+    row = replace(row, mlm_private=secret, perplexity_private=secret, development=None)
+    if row.pretrained.infinite:
+        row = replace(row, mlm_public=secret, perplexity_public=secret)
+    if isinstance(row.score, Withheld):
+        cost = row.pretrained if row.cost.infinite else row.cost
+        row = replace(row, cost=cost, interval=(secret, secret), best_three=secret, f1_by_type={})
     compared = measure_of([row]).of(row)
-    spread = Withheld() if row.spread and isinstance(compared, Withheld) else row.spread
-    return replace(row, spread=spread)
+    return replace(row, spread=secret if isinstance(compared, Withheld) else row.spread)

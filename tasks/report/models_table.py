@@ -235,13 +235,13 @@ def _spread_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
         return Header(short, unit), shown
 
     known = [point.spread for point in points if isinstance(point.spread, MeanF1)]
-    if any(point.spread is not None for point in points):
+    if known:
         yield column("95% interval", "interval")
     if any(spread.seeds > 1 for spread in known):
         yield column("SD over seeds", "seed_deviation")
     if any(spread.folds > 1 for spread in known):
         yield column("SD over folds", "fold_deviation")
-    if any(point.best_three is not None for point in points):
+    if any(isinstance(point.best_three, Labelled) for point in points):
         yield Header(short, "three best seeds, %"), lambda point: percentage(point.best_three)
 
 

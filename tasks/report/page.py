@@ -14,15 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tasks.report import audit_tables, figures, tables
 from tasks.report.figures import Drawing
 from tasks.report.first_screen import first_screen
-from tasks.report.model import (
-    QUANTITIES,
-    TEMPLATES,
-    Edition,
-    ModelRow,
-    Report,
-    edition_of,
-    measure_of,
-)
+from tasks.report.model import TEMPLATES, Edition, ModelRow, Report, edition_of, measure_of
 from tasks.report.models_table import by_epoch_table, models_table, results_table
 from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
 from tasks.report.tables import Header, Table
@@ -112,11 +104,6 @@ def report_page(report: Report, edition: Edition) -> Page:
         withheld_mark=tables.WITHHELD_MARK,
         statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
         chosen=None if private is None else private.name,
-        hidden_curves=[
-            f"{QUANTITIES[curve.quantity]} ({curve.model})"
-            for curve in report.curves
-            if curve not in shown.curves
-        ],
     )
     return Page(
         html,

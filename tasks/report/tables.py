@@ -323,8 +323,6 @@ def facts_table(key: str, facts: Sequence[Fact]) -> Table:
 
 
 def _fact_cell(fact: Fact) -> Cell:
-    if isinstance(fact.value, Withheld):
-        return withheld()
     if isinstance(fact.value, str):
         return Cell(fact.value, value=fact.value, label=fact.label)
     return number(fact.value, fact.label, 4)

@@ -136,6 +136,7 @@ class AttemptEnded(_Event):
     kind: Literal["ended"] = "ended"
     status: Status
     refused: bool = False  # the step did nothing, because of its settings, data or budget
+    contradicted: bool = False  # the step failed because of a verdict, which is public
     also: tuple[Target, ...] = ()
     closed: bool = True  # no state is left for a further attempt to continue from
 

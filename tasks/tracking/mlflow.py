@@ -459,12 +459,21 @@ class Delivery:
                 log(f"{model.name} {version}: audits contradict its claim. {fix}", "error")
 
     def _end(self, identity: Identity, event: AttemptEnded) -> None:
+        """End the runs. In the public experiment, a failure on private data looks like a stop.
+
+        Whether a step could read private text depends on the text, without noise.
+        """
+        failed = event.status == "FAILED" and not event.contradicted
+        hidden = failed and not identity.made_up
         for target in ("step", *event.also):
+            if hidden:
+                self._run(identity, OPERATOR, target)
             for experiment, run in self._runs_of(identity, target):
                 ended = shown_time(event.time, identity, experiment)
                 ended = max(ended, run.info.start_time)  # a clock that was set back meanwhile
-                self._api.set_terminated(run.info.run_id, event.status, ended)
-        if event.refused:
+                status = "KILLED" if hidden and experiment == PUBLIC else event.status
+                self._api.set_terminated(run.info.run_id, status, ended)
+        if event.refused and identity.made_up:
             self._set_aside(identity)
 
     def _show(self, identity: Identity, shown: ModelShown) -> None:

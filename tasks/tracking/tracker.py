@@ -125,6 +125,7 @@ class Tracker:
         also: tuple[event_log.Target, ...] = (),
         closed: bool = True,
         refused: bool = False,
+        contradicted: bool = False,
     ) -> None:
         """End the step's run, deliver all events, and send the run's address to the launcher.
 
@@ -135,12 +136,14 @@ class Tracker:
             also: `model` or `parent`, if this step was its last one.
             closed: no state is left for a further attempt to continue from.
             refused: the step did nothing, because of its settings, data or budget.
+            contradicted: the step failed because of a verdict, which is public.
         """
         self._next = 0.0
         self.deliver()
         if not self._down:
             mlflow.send_all(self._deployment)
-        self.leave(status, also=also, closed=closed, refused=refused)
+        ended = {"refused": refused, "contradicted": contradicted}
+        self.leave(status, also=also, closed=closed, **ended)
         if not self._down:
             self._next = 0.0
         self.deliver()

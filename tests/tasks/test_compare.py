@@ -115,6 +115,7 @@ def test_page_shows_families_in_one_figure_and_label_sets_in_one_table(reports, 
         reports.add(settings, {"With DP": 200}, [*trained, leakage("Public", "public", None)])
     page = tmp_path / "page"
     assert confide("compare", "--operator", "--page", str(page), "1", "0")[0] == 0
+    assert page.stat().st_mode & 0o077 == (page / "report.html").stat().st_mode & 0o077 == 0
     figure = (page / "leakage.svg").read_text()
     for line in ("BERT, Without privacy", "GPT-2, Without privacy", "GPT-2, Public"):
         assert line in figure

@@ -298,8 +298,9 @@ def test_evidence_defaults_to_the_model_of_the_latest_report(
     out = ["--out", str(tmp_path / "out")]
     code, _, output = confide("evidence", *out, "--words", str(words))
     assert code == 2 and "licence" in output and "license" in output
-    code, output, _ = confide("evidence", *out)
+    code, output, _ = confide("evidence", *out, "--operator")
     assert code == 0 and "SHA-256" in output
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "out").glob("**"))
     assert contents_of(tmp_path / "out")[0]["model"]["step"] == "pretrain"
 
 
@@ -366,18 +367,13 @@ def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda s: s.update(epsilon=s["epsilon"] * 0.9),
-        lambda s: s.update(unit="document"),
-        lambda s: s.update(delta=1e-9),
-        lambda s: s.update(declared_units=10**6),
-        lambda s: s.update(dataset="letters"),
-        lambda s: s.update(neighbours="zero-out-one"),
-        lambda s: s["releases"].pop(),
+        lambda s: s.update(epsilon=s["epsilon"] * 0.9), lambda s: s.update(unit="document"),
+        lambda s: s.update(delta=1e-9), lambda s: s.update(declared_units=10**6),
+        lambda s: s.update(dataset="letters"), lambda s: s.update(neighbours="zero-out-one"),
         lambda s: s["releases"][0]["event"].update(phases=[[1.0, 90.0, 4]]),
-        lambda s: s.update(others=[dict(s)]),
-        lambda s: s.clear(),
+        lambda s: s["releases"].pop(), lambda s: s.update(others=[dict(s)]), lambda s: s.clear(),
     ],
-)
+)  # fmt: skip
 def test_tampered_statement_is_refused(deployment, model, tmp_path, change):
     _with_statement(deployment, model, change)
     assert "statement does not follow from its releases" in _refused(deployment, model, tmp_path)
@@ -448,6 +444,25 @@ def test_pack_for_examples_of_a_stated_length_holds(deployment, tmp_path):
     assert any("the ledger has another event" in fault for fault in findings.faults)
 
 
+def _of_documents(content: dict[str, Any]) -> None:
+    content |= json.loads(json.dumps(content).replace('"patient"', '"document"'))
+
+
+def _alone(ledger: dict[str, Any]) -> None:
+    entries = ledger["extracts"][0]["entries"]
+    entries[:] = [entry | {"number": 1} for entry in entries if entry["in_this_model"]]
+
+
+@pytest.mark.parametrize("files", [["statement", "ledger"], ["ledger"]])
+def test_consistent_change_without_a_fault_is_listed_as_recorded(deployment, tmp_path, files):
+    releases = settled(deployment, EARLIER, TRAINING)[1:]
+    pack = pack_of(deployment, released_model(deployment, releases), tmp_path / "pack")
+    findings = altered(pack, **dict.fromkeys(files, _of_documents if files[1:] else _alone))
+    assert findings.code == check_evidence.HOLDS
+    listed = check_evidence.as_text(findings)
+    assert "the unit, if all files state it\n" in listed and "releases of other models:" in listed
+
+
 @pytest.mark.parametrize(
     ("budget", "names"), [(None, ["notes", "labels"]), ("notes", ["notes and labels"])]
 )
@@ -485,9 +500,12 @@ def test_pack_of_a_private_selection_has_no_date_after_its_charge(deployment, no
         (TRAINING,), count="poisson", mean=3.0, delta=1e-6, unit=TRAINING.unit
     )
     uri = released_model(deployment, settled(deployment, EARLIER, chosen, TRAINING), plan=None)
-    *_, ledger = contents_of(pack_of(deployment, uri, tmp_path / "pack"))
+    *_, ledger = contents_of(pack := pack_of(deployment, uri, tmp_path / "pack"))
+    assert check_evidence.check(pack).faults == []
     days = [(len(e["reserved"]), len(e["settled"])) for e in ledger["extracts"][0]["entries"]]
     assert days == [(10, 10), (10, 0), (0, 0)]
-    *_, ledger = contents_of(pack_of(deployment, uri, tmp_path / "operator", operator=True))
+    pack = pack_of(deployment, uri, tmp_path / "operator", operator=True)
+    assert check_evidence.check(pack).faults == []
+    *_, ledger = contents_of(pack)
     entries = ledger["extracts"][0]["entries"]
     assert all(entry["reserved"] and entry["settled"] for entry in entries)

@@ -241,21 +241,15 @@ def _linked_weights(model: Path) -> None:
 
 FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "other weights": (
-        lambda m: (m / "model.safetensors").write_bytes(b"other"),
-        "model.safetensors differs from",
+        lambda m: (m / "model.safetensors").write_bytes(b"other"), "model.safetensors differs from",
     ),
     "weights of another name": (
-        lambda m: (m / "model.safetensors").rename(m / "decoy.safetensors"),
-        "contains decoy.safetensors",
+        lambda m: (m / "model.safetensors").rename(m / "x.safetensors"), "contains x.safetensors",
     ),
     "weights as a link": (_linked_weights, "model.safetensors is not a regular file"),
-    "more weights": (
-        lambda m: (m / "pytorch_model.bin").write_bytes(b"x"),
-        "contains pytorch_model",
-    ),
+    "more weights": (lambda m: (m / "more.bin").write_bytes(b"x"), "contains more.bin"),
     "weights in a folder": (
-        lambda m: shutil.copytree(m, m / "onnx"),
-        "contains onnx/model.safetensors",
+        lambda m: shutil.copytree(m, m / "onnx"), "contains onnx/model.safetensors",
     ),
     "a missing file": (lambda m: (m / "config.json").unlink(), "lacks config.json"),
     "another PRIVACY.md": (lambda m: (m / "PRIVACY.md").write_text("ε = 0"), "PRIVACY.md differs"),
@@ -264,7 +258,7 @@ FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
         "README.md state another claim",
     ),
     "code": (lambda m: (m / "modeling.py").write_text(""), "contains modeling.py"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("forged", FORGED_MODELS)
@@ -274,6 +268,15 @@ def test_forged_model_folder_is_refused(pack, released, forged):
     findings = check_evidence.check(pack, released)
     assert findings.code == check_evidence.FAULTY
     assert any(fault in line for line in findings.faults), findings.faults
+
+
+@pytest.mark.cases
+def test_card_with_metadata_of_another_form_is_refused(pack, released, line):
+    """YAML could hide the claim in a text, and state another one."""
+    card = (pack / "README.md").read_text().replace("\nlibrary", f"\n{line}\nlibrary", 1)
+    (released / "README.md").write_text(card)
+    (fault,) = check_evidence.check(pack, released).faults
+    assert "README.md are not lines of one key and its value in JSON" in fault
 
 
 def test_model_with_another_statement_than_the_pack_is_refused(pack, released):

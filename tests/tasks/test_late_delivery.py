@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
 
-from dp_core.errors import Unfinished
+from dp_core.errors import BudgetExceeded, PrivateTextRefusal, Unfinished
 from dp_core.labels import Operator, Public
 from tasks.execution.contract import Stopped, _end_tracking
 from tasks.runtime.deployment import Deployment
@@ -81,8 +81,8 @@ def test_last_step_ends_the_job_in_both_experiments(tracked, status, down):
     (last.leave if status == "KILLED" else last.end)(status, also=("model", "parent"))
     assert send_all(tracked) == 0
     for target in ("parent", "model"):
-        for experiment in (PUBLIC, OPERATOR):
-            assert _statuses(tracked, point, target, experiment) == [status]
+        assert _statuses(tracked, point, target, OPERATOR) == [status]
+        assert _statuses(tracked, point, target) == [status.replace("FAILED", "KILLED")]
     assert _statuses(tracked, point, "step", OPERATOR) == ["FINISHED"]
 
 
@@ -94,8 +94,8 @@ def test_late_operator_metric_does_not_restart_a_finished_job(tracked):
     failed.end("FAILED", also=("parent",))
     other.measure("loss", Operator(1.0))
     other.end("FINISHED")
-    for experiment in (PUBLIC, OPERATOR):
-        assert _statuses(tracked, replace(DONE, made_up=False), "parent", experiment) == ["FAILED"]
+    for experiment, status in ((PUBLIC, "KILLED"), (OPERATOR, "FAILED")):
+        assert _statuses(tracked, replace(DONE, made_up=False), "parent", experiment) == [status]
     Tracker(tracked, replace(DONE, made_up=False)).begin()
     for experiment in (PUBLIC, OPERATOR):
         assert _statuses(tracked, replace(DONE, made_up=False), "parent", experiment) == ["RUNNING"]
@@ -140,6 +140,24 @@ def test_cancelled_job_is_shown_as_killed_until_its_retry(tracked):
     _end_tracking(again, Unfinished("time is up"), closed=False)
     send_all(tracked)
     assert [_statuses(tracked, DONE, t) for t in ("parent", "step")] == [["RUNNING"], ["KILLED"]]
+
+
+def test_public_runs_of_a_failure_on_private_data_are_those_of_a_stopped_step(tracked):
+    """Whether the texts could be read is the operator's alone, and so is every other failure."""
+    errors = (PrivateTextRefusal("a source"), BudgetExceeded("ε"), ValueError("a text"), Stopped())
+    for number, error in enumerate(errors):
+        identity = replace(DONE, made_up=False, run_key=f"{number}")
+        tracker = Tracker(tracked, identity)
+        tracker.begin()
+        _end_tracking(tracker, error, closed=True)
+        send_all(tracked)
+        for target in ("parent", "step"):
+            true = [] if isinstance(error, Stopped) else ["FAILED"]
+            assert _statuses(tracked, identity, target, OPERATOR) == true
+            assert _statuses(tracked, identity, target) == ["KILLED"]
+    client = MlflowClient(tracked.tracking)
+    public = client.get_experiment_by_name(PUBLIC).experiment_id
+    assert len(client.search_runs([public])) == 2 * len(errors)  # none is above refused jobs
 
 
 def test_log_is_kept_until_its_work_is_finished_or_30_days_old(tracked, monkeypatch):

@@ -386,7 +386,7 @@ def test_shown_model_is_at_the_top_with_its_replicates_and_its_job_below(tracked
 
 
 def test_refused_jobs_share_one_row_until_they_begin_again(tracked):
-    jobs = [replace(PRIVATE, run_key=key, run_name=key) for key in ("first", "second", "third")]
+    jobs = [replace(MADE_UP, run_key=key, run_name=key) for key in ("first", "second", "third")]
     charged = Tracker(tracked, replace(jobs[2], task="charged", spec_hash="c" * 64))
     charged.events.append(ChargedDataset(name="notes", ledger_id="1"))
     charged.end("FINISHED")

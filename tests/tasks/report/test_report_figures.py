@@ -78,6 +78,13 @@ def test_figure_names_its_panels_models_and_values(key):
     assert set(SHOWN[key]) <= set(_texts(_drawn()[key]))
 
 
+def test_name_of_an_entity_type_is_no_formula():
+    name = r"US$ or $\mathrm{A}$"
+    models = [replace(model, f1_by_type={name: model.f1}) for model in REPORT.models]
+    drawing = figures.entity_figure(models)
+    assert drawing is not None and name in _texts(drawing)
+
+
 def test_figure_omits_models_with_withheld_values():
     hidden = [
         replace(model, exposures=Withheld(), f1=Withheld(), f1_by_type={})

@@ -219,10 +219,10 @@ def test_entity_types_without_a_publishable_value_are_not_named():
     report = job_report(made_up=False)
     public, dp, nonprivate = report.models
     assert all(not row.f1_by_type for row in edition_of(report, Edition.PUBLISHABLE).models)
-    on_public_labels = replace(dp, f1_by_type={"problem": Dp(0.5)})
+    on_public_labels = replace(dp, f1=Dp(0.6), f1_by_type={"problem": Dp(0.5)})
     mixed = replace(report, models=(public, on_public_labels, nonprivate))
     table = tables.entity_table(edition_of(mixed, Edition.PUBLISHABLE).models)
-    assert [row[0].text for row in table.rows] == ["problem", "all (micro)"]
+    assert [row[0].text for row in table.rows] == ["problem", "all (micro)", "95% interval"]
     assert [cell.withheld for cell in table.rows[0][1:]] == [True, False, True]
     full = tables.entity_table(edition_of(mixed, Edition.OPERATOR).models)
     assert [row[0].text for row in full.rows] == ["problem", "test", "treatment", "all (micro)"]
