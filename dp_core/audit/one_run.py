@@ -84,7 +84,7 @@ class Guesses:
 
         Args:
             scores: (m,) higher for canaries that are more likely in. Ties are broken by the
-                canary's number, which is independent of the coins.
+                canary's number, which must be independent of the coins.
             coins: (m,) whether each canary was included.
 
         Raises:
@@ -197,8 +197,9 @@ def audit_claim(
 
     Args:
         claim: the claim of the training.
-        scores: one or several ways to score the m canaries, fixed beforehand. Each is tested at an
-            equal share of both error probabilities. The verdict shows the smallest p-value.
+        scores: one or several ways to score the m canaries, fixed beforehand and in an order that
+            is independent of the coins. Each is tested at an equal share of both error
+            probabilities. The verdict shows the smallest p-value.
         coins: (m,) whether each canary was included.
         guesses: number of guesses, fixed beforehand.
         seed: the seed of the coins, from which the coins of the null control are drawn, too.
