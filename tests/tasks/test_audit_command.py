@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 KNOWN = [f"known{i}" for i in range(20)]  # the model predicts these words at every position
 OTHER = [f"other{i}" for i in range(20)]
+UNREAD = [f"unread{i}" for i in range(20)]  # the model does not know these words
 # A third party's vocabulary, whose special tokens are not the first tokens.
 WORDS = [*KNOWN, "her", "number", "is", *OTHER, *SPECIAL_TOKENS]
 
@@ -85,12 +86,11 @@ def test_model_without_a_head_that_predicts_words_is_refused(confide, stranger, 
     (stranger / "config.json").write_text(json.dumps(about | {"architectures": ["BertModel"]}))
     tensors = load_file(stranger / "model.safetensors")
     encoder = {name: array for name, array in tensors.items() if not name.startswith("cls.")}
-    assert len(encoder) < len(tensors)
     save_file(encoder, stranger / "model.safetensors")
     code, _, err = confide("audit", stranger, *texts)
     assert code == 2
-    assert f"{stranger}: the model has no language-model head" in err
-    assert "Audit the model from which it was fine-tuned." in err
+    why = "the model has no language-model head. Audit the model from which it was fine-tuned."
+    assert f"{stranger}: {why}" in err
 
 
 def test_membership_attack_separates_texts_and_a_stated_claim_sets_its_ceiling(
@@ -187,24 +187,19 @@ def test_extraction_finds_only_text_that_the_decoder_generates(confide, tmp_path
 # --- texts that fair coins divided
 
 
-def divided(tmp_path: Path, told_apart: float, count: int = 800, *, read: bool = True) -> list[str]:
-    """Return options for texts divided by fair coins; a share of the texts reveals its side.
-
-    If they are not `read`, the model does not know their words, and all losses are equal.
-    """
+def divided(tmp_path: Path, told_apart: float, words: Any = (KNOWN, OTHER)) -> list[str]:
+    """Return options for texts divided by fair coins; a share of the texts reveals its side."""
     rng, sides = np.random.default_rng(1), {True: set[str](), False: set[str]()}
-    while sum(map(len, sides.values())) < count:
+    while sum(map(len, sides.values())) < 800:
         inside = bool(rng.random() < 0.5)
         shown = inside if rng.random() < told_apart else bool(rng.random() < 0.5)
-        sides[inside].add(
-            " ".join(rng.choice(KNOWN if shown else OTHER, 8)) if read else f"unread{rng.random()}"
-        )
-    words = []
+        sides[inside].add(" ".join(rng.choice(words[not shown], 8)))
+    options = []
     for option, inside in (("--members", True), ("--held-out", False)):
         file = tmp_path / f"coins{option}.txt"
         file.write_text("\n".join(sorted(sides[inside])))
-        words += [option, str(file)]
-    return [*words, "--coins", "--delta", "1e-6"]
+        options += [option, str(file)]
+    return [*options, "--coins", "--delta", "1e-6"]
 
 
 def test_audit_by_coins_contradicts_only_a_false_claim(confide, stranger, tmp_path):
@@ -221,9 +216,10 @@ def test_audit_by_coins_contradicts_only_a_false_claim(confide, stranger, tmp_pa
         assert bound["label"] == "operator" and "800 canaries" in bound["power"]
         assert 0.5 < bound["value"] <= 3.2
     assert answers["0.5"]["verdict"] == "contradicted"
-    for nothing in (divided(tmp_path, 0.0), divided(tmp_path, 0.0, 200, read=False)):
+    for nothing in (divided(tmp_path, 0.0), divided(tmp_path, 0.0, (UNREAD, UNREAD))):
         answer = confide.json("audit", stranger, *nothing, "--epsilon", "1")
         assert answer["verdict"] == "consistent"
+    assert "≥ 0" in confide("audit", stranger, *nothing, "--epsilon", "1")[1]
 
 
 @pytest.mark.parametrize("values", [1, 2])

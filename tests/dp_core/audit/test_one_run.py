@@ -44,7 +44,6 @@ def test_guesses_that_cannot_be_made_are_refused():
 
 
 def test_half_of_the_guesses_are_right_if_all_scores_are_equal():
-    """Canaries are numbered before their coins are thrown."""
     streams = [throw_coins(SEED, 200, stream) for stream in range(200)]
     right = sum(Guesses(25, 25).right(np.zeros(200), coins) for coins in streams)
     assert right == pytest.approx(5000, abs=250)  # five standard deviations
