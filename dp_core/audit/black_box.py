@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, alone, candidates
+from dp_core.audit.canaries import Canary, Floats, alone, candidates
 from dp_core.audit.exposure import interval, null_exposure, secret_ranks
 from dp_core.audit.extraction import (
     ALL,
@@ -26,21 +26,21 @@ from dp_core.audit.extraction import (
     extraction_finding,
     targeted,
 )
-from dp_core.audit.membership import Losses, attacks
+from dp_core.audit.membership import attacks
 from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample, membership_findings
 from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
 from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
 from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution
 from dp_core.config.audit_settings import BlackBoxAuditConfig, ExtractionConfig, ExtractionProtocol
-from dp_core.data.hashing import seed_key
+from dp_core.data.hashing import U64, seed_key
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Label
 from dp_core.models.config import CausalConfig
-from dp_core.models.hugging_face import load_with_vocabulary
-from dp_core.models.parameters import AnyModel, language_model
+from dp_core.models.hugging_face import checkpoint_facts, load_with_vocabulary
+from dp_core.models.parameters import AnyModel
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
@@ -76,12 +76,19 @@ def open_model(folder: Path) -> Audited:
     """Read a masked or causal model in Hugging Face's layout, and its tokenizer.
 
     Raises:
-        BadInput: files are missing, or the architecture or the vocabulary is not supported.
+        BadInput: files are missing, the architecture or the vocabulary is not supported, or the
+            model has no head that predicts tokens, as after fine-tuning.
     """
     tokenizer = tokenizer_files.of_checkpoint(folder)
+    if not checkpoint_facts(folder)["head"]:
+        raise BadInput(
+            "the model has no language-model head",
+            where=str(folder),
+            fix="Audit the model from which it was fine-tuned.",
+        )
     ids = tokenizer.get_vocab()
     model = load_with_vocabulary(folder, sorted(ids, key=ids.__getitem__), seed=0)
-    return Audited(language_model(model), tokenizer)
+    return Audited(model, tokenizer)
 
 
 def lines_of(file: Path, where: str) -> dict[int, str]:
@@ -140,7 +147,9 @@ def audit_files(
         made = attacks(losses, [], {}, sample.members, sample.fitted)
         findings += membership_findings(GIVEN_MEMBERSHIP, sample, made, ceiling)
         if config.given_coins:
-            findings.append(_coin_bound(losses, sample, sides[0].n_units, ceiling, seed))
+            scores = -np.bincount(sample.units, losses.mean) / np.bincount(sample.units)
+            keys = [side.unit_keys for side in sides]
+            findings.append(coin_bound(scores, keys, ceiling, seed))
         if causal:
             findings.append(_discoverable(audited, sides, ceiling, protocol, seed))
     return findings
@@ -267,7 +276,7 @@ def _rows_of(
                 Path(folder) / name, audited.positions, audited.tokenizer.get_vocab_size()
             )
             for unit, rows in rows_of_units(
-                [Unit(str(place), [line]) for place, line in enumerate(texts)],
+                [Unit(line, [line]) for line in texts],  # its key is a hash of the text
                 audited.tokenizer,
                 sequence_length=audited.positions,
                 max_examples_per_unit=ROWS_PER_TEXT,
@@ -299,17 +308,17 @@ def _sample(sides: tuple[TokenStore, TokenStore], seed: int) -> Sample:
     )
 
 
-def _coin_bound(
-    losses: Losses, sample: Sample, trained: int, ceiling: PrivacyProfile | None, seed: int
+def coin_bound(
+    scores: Floats, keys: Sequence[U64], ceiling: PrivacyProfile | None, seed: int
 ) -> Finding:
     """Return the lower bound on ε that guesses about the texts' coins prove.
 
-    Guesses are ordered by mean loss; their number depends on m and the claim alone.
+    The number of guesses depends on m and the claim alone. Texts with equal scores are ordered by
+    their keys, because their places in the files reveal the coins.
 
     Args:
-        losses: losses of the rows.
-        sample: the rows, each text a unit.
-        trained: number of texts in the training, which have the lowest numbers.
+        scores: (m,) higher for texts that are more likely in the training; members come first.
+        keys: hashes of the texts that were in the training, and of the held-out texts.
         ceiling: the claim.
         seed: a public seed for the null control alone; the coins were thrown elsewhere.
 
@@ -318,15 +327,15 @@ def _coin_bound(
     """
     if ceiling is None or not ceiling.pairs:
         raise BadInput("there is no claim that coins could contradict", where="coins")
-    sums, rows = np.bincount(sample.units, losses.mean), np.bincount(sample.units)
-    coins = np.arange(len(rows)) < trained
-    if stats.binomtest(trained, len(coins)).pvalue < UNFAIR:
+    order, trained = np.argsort(np.concatenate(keys)), len(keys[0])
+    if stats.binomtest(trained, len(order)).pvalue < UNFAIR:
         raise PrivateTextRefusal(
-            f"fair coins do not put {trained} of {len(coins)} in", where="coins"
+            f"fair coins do not put {trained} of {len(order)} in", where="coins"
         )
     epsilon, delta = ceiling.pairs[0]
-    claim, guesses = Claim(epsilon, delta, ceiling), planned_guesses(len(coins), epsilon)
-    verdict = audit_claim(claim, [-sums / rows], coins, guesses, PrivacySeed.fixed(seed))
+    claim, guesses = Claim(epsilon, delta, ceiling), planned_guesses(len(order), epsilon)
+    coins = order < trained
+    verdict = audit_claim(claim, [scores[order]], coins, guesses, PrivacySeed.fixed(seed))
     return bound_finding(GIVEN_BOUND, verdict, Label.OPERATOR)
 
 

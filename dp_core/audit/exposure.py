@@ -25,7 +25,6 @@ from scipy import stats
 from dp_core.audit.canaries import (
     Canary,
     Floats,
-    Ints,
     MaskedContexts,
     Ranker,
     alone,
@@ -46,41 +45,33 @@ if TYPE_CHECKING:
 
 ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
 CONTEXTS_PER_CANARY = 8
+ALARM_RATE = 0.025  # probability that a model without memory seems to remember canaries
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
 
 
 def in_rows(
     data: CanaryData, repeats: int = CONTEXTS_PER_CANARY
-) -> tuple[MaskedContexts, list[Canary], list[Canary]]:
-    """Return contexts for canaries in the rows of the training, and for references in their place.
+) -> tuple[MaskedContexts, list[Canary]]:
+    """Return contexts for the planted canaries in the rows of the training.
 
     Each canary appears in `repeats` of its occurrences, chosen by public coins, with repetitions if
-    there are fewer. A reference replaces the tokens of planted canaries of its pattern in their
-    rows, so the surrounding row was part of the training and only the reference was not.
+    there are fewer. There are no references: they were in no row, and the mean rank of a canary
+    over few rows is not exchangeable with the mean of a reference over many rows.
 
     Returns:
-        The contexts, those of one canary adjacent; the planted canaries that occur in the rows; and
-        the references whose pattern occurs there.
+        The contexts, those of one canary adjacent; and the canaries that occur in the rows.
     """
-    store, all_places = data.train, places_of(data.train, data.planted)
-    places = {name: pair for name, pair in all_places.items() if len(pair[0])}
-    planted = [canary for canary in data.planted if canary.id in places]
-    by_pattern: dict[str, list[tuple[Ints, Ints]]] = {}
-    for canary in planted:
-        by_pattern.setdefault(canary.pattern, []).append(places[canary.id])
-    others = [reference for reference in data.references if reference.pattern in by_pattern]
-    for reference in others:
-        rows, starts = zip(*by_pattern[reference.pattern], strict=True)
-        places[reference.id] = np.concatenate(rows), np.concatenate(starts)
+    store, places = data.train, places_of(data.train, data.planted)
+    planted = [canary for canary in data.planted if len(places[canary.id][0])]
     framed = []
-    for canary in (*planted, *others):
+    for canary in planted:
         rows_of, starts_of = places[canary.id]
         coins = context_coins(data.seed, canary)
         chosen = np.resize(coins.permutation(len(rows_of))[:repeats], repeats)
         for number, start in zip(rows_of[chosen].tolist(), starts_of[chosen].tolist(), strict=True):
             row = store.tokens[number, : store.lengths[number]].tolist()
             framed.append((canary, row[1:start], row[start + len(canary.tokens) : -1]))
-    return masked(framed, data.special, store.tokens.shape[1]), planted, others
+    return masked(framed, data.special, store.tokens.shape[1]), planted
 
 
 @dataclass(frozen=True)
@@ -120,15 +111,16 @@ class ExposureSummary:
     """All groups of one model in one kind of context, for the closing table. In bits."""
 
     mean: float  # by the mean rank over all canaries
-    mean_null_high: float  # upper end of the null's 95% band for the mean
+    mean_null_high: float  # above it with a probability of `ALARM_RATE` / 2 at most without memory
     largest: float
-    largest_null_high: float  # upper end of the null's 95% band for the largest of the groups
+    largest_null_high: float  # the same for the largest of the groups
+    largest_p_value: float  # P(the largest is this large | nothing remembered)
     largest_group: str
     remembers: bool  # whether some group's whole interval exceeds the null band
 
     @property
     def above_chance(self) -> bool:
-        """Whether mean or largest exposure exceeds the value of 97.5% of models without memory."""
+        """Whether mean or largest exposure is above chance; `ALARM_RATE` without memory."""
         return self.mean > self.mean_null_high or self.largest > self.largest_null_high
 
 
@@ -165,13 +157,13 @@ def measure(data: CanaryData) -> list[ExposureRow]:
 def measure_in_rows(data: CanaryData) -> list[ExposureRow]:
     """Return the exposure of every group of canaries in the rows of the training: private.
 
-    The result is empty if no canary occurs in the rows.
+    The result is empty if no canary occurs in the rows. It has no rank exposure.
 
     Raises:
         ValueError: ranks outside 1 … |candidates|.
     """
-    shown, planted, others = in_rows(data)
-    return _ranked(data, IN_ROWS, shown, planted, others) if planted else []
+    shown, planted = in_rows(data)
+    return _ranked(data, IN_ROWS, shown, planted, []) if planted else []
 
 
 def _ranked(
@@ -295,11 +287,13 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
     mean_rank = sum(row.canaries * candidates * 2.0**-row.exposure for row in shown) / total
     largest = max(shown, key=lambda row: row.exposure)
     smallest_group = min(row.canaries for row in shown)  # its null is the widest
+    null_largest = null_exposure(candidates, smallest_group).largest_of(len(shown))
     return ExposureSummary(
         mean=math.log2(candidates) - math.log2(mean_rank),
-        mean_null_high=null_exposure(candidates, total).high,
+        mean_null_high=null_exposure(candidates, total).exceeded_by(ALARM_RATE / 2),
         largest=largest.exposure,
-        largest_null_high=null_exposure(candidates, smallest_group).largest_of(len(shown)).high,
+        largest_null_high=null_largest.exceeded_by(ALARM_RATE / 2),
+        largest_p_value=null_largest.p_value(largest.exposure),
         largest_group=f"{largest.pattern} at p = {largest.canary_rate:g}",
         remembers=any(row.remembers for row in shown),
     )
@@ -354,14 +348,15 @@ class NullExposure:
     @cached_property
     def low(self) -> float:
         """The lower end of the central 95% band."""
-        return self._exceeded_by(0.975)
+        return self.exceeded_by(0.975)
 
     @cached_property
     def high(self) -> float:
         """The upper end of the central 95% band."""
-        return self._exceeded_by(0.025)
+        return self.exceeded_by(0.025)
 
-    def _exceeded_by(self, share: float) -> float:
+    def exceeded_by(self, share: float) -> float:
+        """Return the exposure that a model without memory exceeds with at most this probability."""
         place = int(np.searchsorted(self.at_least, share))
         return float(self.bits[min(place, self.bits.size - 1)])
 
@@ -526,8 +521,8 @@ def exposure_finding(
             of=f"the largest of {len(shown)} groups if the rank of every secret is uniform",
             low=0.0,
             high=summary.largest_null_high,
-            alarm_rate=0.025,
-            p_value=1 - (1 - largest.p_value) ** len(shown),
+            alarm_rate=ALARM_RATE,
+            p_value=summary.largest_p_value,
         ),
         verdict="consistent" if not summary.above_chance else "inconclusive",
         finding=f"{result}: at most {largest.exposure:.2f} bits ({summary.largest_group}),"

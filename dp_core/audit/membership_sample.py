@@ -361,8 +361,8 @@ def membership_findings(
 ) -> list[Finding]:
     """Return the finding of each level with enough groups.
 
-    It states the attack with the largest leakage, and all figures. A single division of members and
-    others cannot contradict a claim.
+    It states the attack with the largest leakage, each attack above a ceiling, and all figures. A
+    single division of members and others cannot contradict a claim.
     """
     findings = []
     for level in sample.groups:
@@ -381,6 +381,7 @@ def membership_findings(
 def _finding_of_level(audit: Audit, rows: Sequence[membership.MembershipRow]) -> Finding:
     row = max(rows, key=lambda row: row.leakage.value)
     value, low, high = row.leakage.value, row.leakage.low, row.leakage.high
+    above = [row.attack for row in rows if row.above]
     figures = {row.attack: _figures(row) for row in rows}
     return audit.finding(
         level=_LEVELS[row.level],
@@ -399,9 +400,9 @@ def _finding_of_level(audit: Audit, rows: Sequence[membership.MembershipRow]) ->
             high=high - value,
             alarm_rate=0.025,
         ),
-        verdict="inconclusive" if row.above else "consistent",
+        verdict="inconclusive" if above else "consistent",
         finding=f"The attack by {row.attack} has an advantage of {value:.3f}"
-        + ("; its interval lies above the ceiling and needs review." if row.above else "."),
+        + (f"; results above their ceilings need review: {', '.join(above)}." if above else "."),
         label=Label.OPERATOR,
         rows=tuple({"attack": attack, **values} for attack, values in figures.items()),
         metrics={

@@ -84,7 +84,7 @@ class Guesses:
 
         Args:
             scores: (m,) higher for canaries that are more likely in. Ties are broken by the
-                canary's number, which is independent of the coins.
+                canary's number, which must be independent of the coins.
             coins: (m,) whether each canary was included.
 
         Raises:
@@ -197,8 +197,9 @@ def audit_claim(
 
     Args:
         claim: the claim of the training.
-        scores: one or several ways to score the m canaries, fixed beforehand. Each is tested at an
-            equal share of both error probabilities. The verdict shows the smallest p-value.
+        scores: one or several ways to score the m canaries, fixed beforehand and in an order that
+            is independent of the coins. Each is tested at an equal share of both error
+            probabilities. The verdict shows the smallest p-value.
         coins: (m,) whether each canary was included.
         guesses: number of guesses, fixed beforehand.
         seed: the seed of the coins, from which the coins of the null control are drawn, too.
@@ -210,12 +211,14 @@ def audit_claim(
     best = int(np.argmax([outcome.right for outcome in outcomes]))  # smallest p-value
     outcome = outcomes[best]
     each = 1 - (1 - CONFIDENCE) / ways
+    # This test decides the verdict. The p-value is rounded up, but not above the significance.
+    most = SIGNIFICANCE if trade_off_refuted(outcome, claim.trade_off, SIGNIFICANCE / ways) else 1.0
     return AuditVerdict(
         claim,
         outcome,
         lower_bounds={b.name: b.epsilon(outcome, claim.delta, each) for b in BOUNDS},
         power={b.name: b.power(m, guesses.total, claim.delta, each) for b in BOUNDS},
-        p_value=min(1.0, ways * trade_off_p_value(outcome, claim.trade_off)),
+        p_value=min(most, ways * trade_off_p_value(outcome, claim.trade_off)),
         null_alarms=null_alarms(scores[best], guesses, seed),
     )
 
@@ -248,7 +251,7 @@ def most_right(claim: Claim, canaries: int, guesses: int) -> int:
 
 
 def bound_finding(audit: Audit, verdict: AuditVerdict, label: Label) -> Finding:
-    """Return the finding of a verdict: its value is the lower bound at 95%, its interval at 99.9%.
+    """Return the finding of a verdict: its value is the lower bound at 95%, the other one at 99.9%.
 
     The ceiling is the bound from the largest number of right guesses that does not contradict the
     whole curve of the claim. It is at most the claimed ε. A bound contradicts the claim if and only

@@ -32,7 +32,7 @@ class NullDistribution(Config):
 
     Attributes:
         of: the method by which such a model was simulated, in words.
-        low, high: the band of the model's values; a share `alarm_rate` of them is above `high`.
+        low, high: the band of the model's values; at most a share `alarm_rate` is above `high`.
         alarm_rate: α, the probability that the audit calls such a model a leak.
         p_value: the probability that such a model gives a value as large as the measured one, or
             None if it is unknown.
@@ -56,7 +56,9 @@ class AuditRecord(Config):
             below its unit.
         measured: the measured quantity, the method and the unit, in words.
         value: the measurement, or None for an audit that was not run.
-        interval: (low, high), at the confidence `confidence`.
+        interval: (low, high), at the confidence `confidence`. If the audit bounds the claim, `low`
+            is a lower bound, and `high` the largest bound that the audit could have given; ε has no
+            upper bound.
         ceiling: the largest value that the claim allows or that can be measured, or None if there
             is neither.
         ceiling_of: the meaning of `ceiling`, in words.
@@ -198,9 +200,9 @@ class ModelVerdict:
     Attributes:
         word: `contradicted`: an audit refutes the claim. `invalid`: an audit that can refute the
             claim could not judge, because its null control alarmed or because it had too few
-            canaries. `not audited`: no audit that can refute the claim was run. `inconclusive`: no
-            such audit refutes it, but the result of another audit should be looked at.
-            `consistent`: none of these cases.
+            canaries. `not audited`: no audit that can refute the claim was run, or none of a part
+            of it. `inconclusive`: no such audit refutes it, but the result of another audit should
+            be looked at. `consistent`: none of these cases.
         sentence: the claim, the word and the reason. The sentence may be published.
     """
 

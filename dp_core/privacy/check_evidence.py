@@ -1160,7 +1160,7 @@ def document(
         "audits", "measures", "operator_words", "trained_by", "model", "made_by", "versions",
     ):  # fmt: skip
         blocks.append(("h2", _spaced(key).capitalize()))
-        blocks += _blocks_of(key, evidence[key])
+        blocks += _blocks_of(key, _shown_audits(evidence) if key == "audits" else evidence[key])
     fields = [f"{file}: {', '.join(names)}" for file, names in RECORDED.items()]
     return [
         *blocks,
@@ -1175,6 +1175,15 @@ def document(
         ),
         ("list", fields),
         ("p", f"Made by Confide on {evidence['created']}."),
+    ]
+
+
+def _shown_audits(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the audits as they are shown: a lower bound on ε has no upper end."""
+    return [
+        {**audit, **({"interval": f"≥ {_cell(low)}"} if audit["bounds_claim"] else {})}
+        for audit in evidence["audits"]
+        for low in (audit["interval"] or [None])[:1]
     ]
 
 

@@ -61,7 +61,7 @@ def audit(
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
     from dp_core.privacy.accounting.tradeoff import PrivacyProfile
-    from tasks.evidence.audits import bearing, claim_of, profile_of, records_of
+    from tasks.evidence.audits import claim_of, profile_of, records_of, verdict_from
     from tasks.releases.provenance import find_origin
 
     store = Deployment.from_environment().open_store()
@@ -96,7 +96,7 @@ def audit(
             where="audit",
             fix="Give --canaries, or --members and --held-out.",
         )
-    verdict = verdict_of(claim, bearing(records) if result is not None else records)
+    verdict = verdict_of(claim, records) if result is None else verdict_from(result, records)
     answer = {
         "claim": claim,
         "verdict": verdict.word,
@@ -108,12 +108,16 @@ def audit(
         raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
 
 
+# By whether an audit bounds the claim: a lower bound on ε has no upper end.
+_INTERVAL = {False: "{:.3g} … {:.3g}", True: "≥ {:.3g}"}
+
+
 def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
     columns = {
         "audit": lambda r: r.name,
         "level": lambda r: r.level,
         "value": lambda r: r.value,
-        "interval": lambda r: r.interval and "{:.3g} … {:.3g}".format(*r.interval),
+        "interval": lambda r: r.interval and _INTERVAL[r.bounds_claim].format(*r.interval),
         "at most": lambda r: r.ceiling,
         "could find": lambda r: r.power or r.finding,
         "verdict": lambda r: r.verdict,

@@ -217,15 +217,6 @@ def records_of(store: Store, uri: str, result: StepResult) -> tuple[protocol.Aud
     return tuple(record for record in records if record.subject != CONTROL)
 
 
-def bearing(records: Iterable[protocol.AuditRecord]) -> list[protocol.AuditRecord]:
-    """Return the records on which the verdict on a model of this deployment is based.
-
-    Bounds by given texts count only if they block promotion. Their coins were not fixed in the
-    ledger before the training, so they could be chosen to promote a model.
-    """
-    return [r for r in records if r.key != protocol.COIN_BOUND or r.blocks_promotion]
-
-
 def verdict_on(
     store: Store, uri: str, result: StepResult, more: Sequence[protocol.AuditRecord] = ()
 ) -> protocol.ModelVerdict:
@@ -237,8 +228,26 @@ def verdict_on(
         result: result of the training step.
         more: records that are not stored yet.
     """
-    records = bearing([*records_of(store, uri, result), *more])
-    return protocol.verdict_of(claim_of(result.releases), records)
+    return verdict_from(result, [*records_of(store, uri, result), *more])
+
+
+def verdict_from(
+    result: StepResult, records: Iterable[protocol.AuditRecord]
+) -> protocol.ModelVerdict:
+    """Return the verdict on the models of a training step from these records.
+
+    Bounds by given texts count only if they block promotion. Their coins were not fixed in the
+    ledger before the training, so they could be chosen to promote a model. No audit measures
+    private fine-tuning: audits of the training before it can only contradict the claim of both.
+    """
+    counted = [r for r in records if r.key != protocol.COIN_BOUND or r.blocks_promotion]
+    claim = claim_of(result.releases)
+    verdict = protocol.verdict_of(claim, counted)
+    private = result.step == "finetune" and result.facts.get("epsilon_training") is not None
+    if not private or verdict.word not in ("consistent", "inconclusive"):
+        return verdict
+    reason = f"its private fine-tuning was not audited; the training before it is {verdict.word}"
+    return protocol.ModelVerdict("not audited", f"{claim}: not audited, {reason}.")
 
 
 def judge(

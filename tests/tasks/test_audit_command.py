@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
+from safetensors.numpy import load_file, save_file
 
+from dp_core.audit.black_box import coin_bound
 from dp_core.audit.protocol import COIN_BOUND
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
@@ -27,6 +29,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 KNOWN = [f"known{i}" for i in range(20)]  # the model predicts these words at every position
 OTHER = [f"other{i}" for i in range(20)]
+UNREAD = [f"unread{i}" for i in range(20)]  # the model does not know these words
 # A third party's vocabulary, whose special tokens are not the first tokens.
 WORDS = [*KNOWN, "her", "number", "is", *OTHER, *SPECIAL_TOKENS]
 
@@ -76,6 +79,18 @@ def test_model_whose_tokenizer_cannot_be_reproduced_is_refused(confide, stranger
     code, _, err = confide("audit", stranger, *texts)
     assert code == 2
     assert "cannot be reproduced: it has the class BertJapaneseTokenizer. Supported are" in err
+
+
+def test_model_without_a_head_that_predicts_words_is_refused(confide, stranger, texts):
+    about = json.loads((stranger / "config.json").read_text())
+    (stranger / "config.json").write_text(json.dumps(about | {"architectures": ["BertModel"]}))
+    tensors = load_file(stranger / "model.safetensors")
+    encoder = {name: array for name, array in tensors.items() if not name.startswith("cls.")}
+    save_file(encoder, stranger / "model.safetensors")
+    code, _, err = confide("audit", stranger, *texts)
+    assert code == 2
+    why = "the model has no language-model head. Audit the model from which it was fine-tuned."
+    assert f"{stranger}: {why}" in err
 
 
 def test_membership_attack_separates_texts_and_a_stated_claim_sets_its_ceiling(
@@ -172,19 +187,19 @@ def test_extraction_finds_only_text_that_the_decoder_generates(confide, tmp_path
 # --- texts that fair coins divided
 
 
-def divided(tmp_path: Path, told_apart: float, count: int = 800) -> list[str]:
+def divided(tmp_path: Path, told_apart: float, words: Any = (KNOWN, OTHER)) -> list[str]:
     """Return options for texts divided by fair coins; a share of the texts reveals its side."""
     rng, sides = np.random.default_rng(1), {True: set[str](), False: set[str]()}
-    while sum(map(len, sides.values())) < count:
+    while sum(map(len, sides.values())) < 800:
         inside = bool(rng.random() < 0.5)
         shown = inside if rng.random() < told_apart else bool(rng.random() < 0.5)
-        sides[inside].add(" ".join(rng.choice(KNOWN if shown else OTHER, 8)))
-    words = []
+        sides[inside].add(" ".join(rng.choice(words[not shown], 8)))
+    options = []
     for option, inside in (("--members", True), ("--held-out", False)):
         file = tmp_path / f"coins{option}.txt"
         file.write_text("\n".join(sorted(sides[inside])))
-        words += [option, str(file)]
-    return [*words, "--coins", "--delta", "1e-6"]
+        options += [option, str(file)]
+    return [*options, "--coins", "--delta", "1e-6"]
 
 
 def test_audit_by_coins_contradicts_only_a_false_claim(confide, stranger, tmp_path):
@@ -201,9 +216,23 @@ def test_audit_by_coins_contradicts_only_a_false_claim(confide, stranger, tmp_pa
         assert bound["label"] == "operator" and "800 canaries" in bound["power"]
         assert 0.5 < bound["value"] <= 3.2
     assert answers["0.5"]["verdict"] == "contradicted"
-    nothing = divided(tmp_path, 0.0)
-    answer = confide.json("audit", stranger, *nothing, "--epsilon", "1")
-    assert answer["verdict"] == "consistent"
+    for nothing in (divided(tmp_path, 0.0), divided(tmp_path, 0.0, (UNREAD, UNREAD))):
+        answer = confide.json("audit", stranger, *nothing, "--epsilon", "1")
+        assert answer["verdict"] == "consistent"
+    assert "≥ 0" in confide("audit", stranger, *nothing, "--epsilon", "1")[1]
+
+
+@pytest.mark.parametrize("values", [1, 2])
+def test_equal_scores_do_not_reveal_the_file_of_a_text(values):
+    rng, claim, right = np.random.default_rng(values), PrivacyProfile.of_claim(1.0, 1e-6), []
+    for _ in range(20):
+        coins, keys = rng.random(200) < 0.5, rng.integers(0, 2**63, 200, np.uint64)
+        scores, sides = rng.integers(0, values, 200).astype(float), [keys[coins], keys[~coins]]
+        finding = coin_bound(scores, sides, claim, 1)
+        assert finding.verdict == "consistent"
+        right.append(finding.metrics["audit/right_guesses"])
+    guesses = finding.public_metrics["audit/guesses"]
+    assert np.mean(right) == pytest.approx(guesses / 2, abs=5 * (guesses / 4 / 20) ** 0.5)
 
 
 def test_model_of_a_run_has_its_claim_and_its_audits(confide, deployment):

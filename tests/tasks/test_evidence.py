@@ -222,12 +222,13 @@ def test_findings_from_training_rows_are_for_the_operator_and_publicly_marked_as
 def test_each_level_is_judged_by_its_strongest_membership_attack():
     rows = [
         MembershipRow(
-            level, "loss", 300, 200, Share(gain, 0.0, 0.5), Share(0.6, 0.5, 0.7),
+            level, attack, 300, 200, Share(gain, 0.0, 0.5), Share(0.6, 0.5, 0.7),
             (), ceiling, ceiling, None, above,
         )
-        for level, gain, ceiling, above in (
-            ("sample", 0.07, 0.3, False), ("sample", 0.21, 0.3, False),
-            ("patient", 0.45, 0.3, True), ("admission", 0.02, None, False),
+        for level, attack, gain, ceiling, above in (
+            ("sample", "loss", 0.07, 0.3, False), ("sample", "lira", 0.21, 0.3, False),
+            ("patient", "loss", 0.45, 0.3, False), ("patient", "lira", 0.13, 0.3, True),
+            ("admission", "loss", 0.02, None, False),
         )
     ]  # fmt: skip
     levels = {row.level: [other for other in rows if other.level == row.level] for row in rows}
@@ -236,6 +237,7 @@ def test_each_level_is_judged_by_its_strongest_membership_attack():
     assert values == {"example": 0.21, "patient": 0.45, "group": 0.02}
     (alarming,) = [finding for finding in findings if finding.level == "patient"]
     assert (alarming.verdict, alarming.label) == ("inconclusive", "operator")
+    assert alarming.finding.endswith("; results above their ceilings need review: lira.")
 
 
 def test_extraction_finding_states_its_counts_control_and_protocol():

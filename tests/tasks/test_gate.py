@@ -240,6 +240,22 @@ def test_promotion_follows_the_verdict_and_the_rule(gate, record, audited_rule, 
     assert promoted == {"audited": audited_rule, "unaudited": unaudited_rule, "approved": False}
 
 
+def test_audits_of_the_training_before_do_not_promote_a_privately_fine_tuned_model(gate):
+    gate.audited(GOOD)
+    releases = [*gate.result.releases, *settled(gate.deployment, TRAINING, dataset="labels")]
+    start, tuned = {"began_with": gate.result.facts["weights_digest"], "model": NAME}, []
+    for name, epsilon in (("b" * 16, None), ("c" * 16, 2.0)):  # on public labels, on private ones
+        facts = start | {"epsilon_training": epsilon, "step": "finetune", "name": name}
+        tuned.append(replace(gate, uri=released_model(gate.deployment, releases, **facts)))
+    judged = [model.judged() for model in tuned]
+    assert [one["promoted"] for one in judged] == [True, False]
+    assert [one["verdict"] for one in judged] == ["consistent", "not audited"]
+    reason = "its private fine-tuning was not audited; the training before it is consistent."
+    assert judged[1]["sentence"].endswith(reason)
+    gate.audited(BAD, name="d")
+    assert tuned[1].judged()["verdict"] == "contradicted"
+
+
 def test_model_with_a_known_seed_is_not_promoted(gate):
     releases = [r.model_copy(update={"seed_known": True}) for r in gate.result.releases]
     uri = released_model(gate.deployment, releases, name="b" * 16, weights=b"known", model=NAME)
@@ -350,7 +366,9 @@ def test_model_with_an_invalid_audit_is_never_promoted(gate, right, tmp_path):
     pack = pack_of(gate.deployment, gate.uri, tmp_path / "pack")
     (shown,) = [audit for audit in audits_in(pack) if audit.key == LOWER_BOUND.key]
     assert (shown.verdict, shown.ceiling) == ("invalid", None)
-    assert "An audit of the claim is invalid" in (pack / "evidence.html").read_text()
+    page = (pack / "evidence.html").read_text()
+    assert "An audit of the claim is invalid" in page
+    assert f"≥ {shown.interval[0]:.5g}<" in page  # a lower bound has no upper end
 
 
 def test_invalid_audit_from_outside_withdraws_the_model(promoted):

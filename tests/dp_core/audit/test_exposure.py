@@ -20,6 +20,7 @@ from dp_core.audit.canaries import (
     embedded,
 )
 from dp_core.audit.exposure import (
+    ALARM_RATE,
     ALONE,
     EMBEDDED,
     IN_ROWS,
@@ -154,6 +155,22 @@ def test_models_without_memory_are_hardly_ever_accused():
         above_band += row.exposure > row.null_high
     assert accused <= 8
     assert 0.015 < above_band / trials < 0.035
+
+
+@pytest.mark.statistical
+def test_mean_and_largest_exposure_together_alarm_at_the_stated_rate():
+    """0.025 of models without memory, and 0.05 if each figure alone had this rate."""
+    coins, trials = np.random.default_rng(6), 2000
+    planted = [canary for n in range(4) for canary in _draw(4, (n + 1) / 100, n)]
+    ranks = coins.integers(1, V + 1, (trials, len(planted), 1))
+    alarms = sum(summarise(_rows(planted, of_model), ALONE).above_chance for of_model in ranks)
+    assert alarms == pytest.approx(ALARM_RATE * trials, abs=35)  # five standard deviations
+
+
+def test_p_value_of_the_largest_exposure_is_valid_for_the_smallest_group():
+    planted = [*_draw(1, 0.1, 1), *_draw(4, 0.2, 2)]
+    summary = summarise(_rows(planted, [[500.0], *[[100.0]] * 4]), ALONE)
+    assert summary.largest_p_value == pytest.approx(1 - 0.9**2)  # P(a rank of at most 100) = 0.1
 
 
 @pytest.mark.statistical
@@ -411,37 +428,30 @@ def _planted_store(folder: Path, canaries: list[Canary], units: int = 40):
     return writer.finish()
 
 
-def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path):
+def test_in_rows_shows_trained_canaries_in_their_rows(tmp_path):
     planted = _draw(3, 0.1, 1)
     nowhere = dataclasses.replace(_draw(1, 0.1, 9)[0], id="nowhere")
-    others = _draw(4, 0.0, 2)
-    strange = dataclasses.replace(others[0], id="other pattern", pattern="SHH")
     store = _planted_store(tmp_path, planted)
-    data = _data(_model({}, 1), [*planted, nowhere, *others, strange], store)
-    shown, stored, references = in_rows(data, 16)
-    assert (stored, references) == (planted, others)
-    assert shown.positions.tolist() == [4] * (7 * 16)
-    for place, canary in enumerate([*planted, *others]):
+    data = _data(_model({}, 1), [*planted, nowhere, *_draw(4, 0.0, 2)], store)
+    shown, stored = in_rows(data, 16)
+    assert stored == planted
+    assert shown.positions.tolist() == [4] * (3 * 16)
+    for place, canary in enumerate(planted):
         part = slice(16 * place, 16 * place + 16)
         assert set(shown.secrets[part].tolist()) == {canary.secret}
         rows = shown.input_ids[part].copy()
         assert (rows[:, 4] == 4).all()
         rows[:, 4] = canary.secret
         assert (rows[:, 3:6] == canary.tokens).all()
-        if canary in planted:  # all 13 or 14 rows with the canary, then the first again
-            held = [n for n in range(40) if tuple(store.tokens[n, 3:6]) == canary.tokens]
-            of_rows = {tuple(store.tokens[n].tolist()) for n in held}
-            assert {tuple(row) for row in rows.tolist()} == of_rows
-        else:
-            trained = {tuple(np.delete(row, [3, 4, 5])) for row in store.tokens.tolist()}
-            assert {tuple(np.delete(row, [3, 4, 5])) for row in rows.tolist()} <= trained
-            assert len({tuple(row) for row in rows.tolist()}) > 8
-    assert in_rows(_data(_model({}, 1), [nowhere, *others], store), 2)[1:] == ([], [])
+        # All 13 or 14 rows with the canary, then the first again.
+        held = [n for n in range(40) if tuple(store.tokens[n, 3:6]) == canary.tokens]
+        of_rows = {tuple(store.tokens[n].tolist()) for n in held}
+        assert {tuple(row) for row in rows.tolist()} == of_rows
+    assert in_rows(_data(_model({}, 1), [nowhere], store), 2)[1] == []
 
 
 def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path):
     planted = _draw(4, 0.1, 1)
-    others = _draw(32, 0.0, 2)
     store = _planted_store(tmp_path, planted)
     by_heart = {tuple(row[:2]) + tuple(row[6:]): row[4] for row in store.tokens.tolist()}
 
@@ -450,12 +460,10 @@ def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path):
         guess = np.random.default_rng(7).permutation(V)[shown.secrets - 5] + 1.0
         return np.where(np.array(known, float) == shown.secrets, 1.0, guess)
 
-    data = _data(rank, [*planted, *others], store)
+    data = _data(rank, [*planted, *_draw(32, 0.0, 2)], store)
     (row,) = measure_in_rows(data)
-    assert (row.context, row.canaries, row.references) == (IN_ROWS, 4, 32)
+    assert (row.context, row.canaries, row.references) == (IN_ROWS, 4, 0)
     assert row.exposure == pytest.approx(math.log2(V)) and row.remembers
-    assert row.rank_exposure == pytest.approx(math.log2(33))
-    assert row.rank_exposure_p_value == pytest.approx(1 / math.comb(36, 4), rel=1e-6)
     assert not any(group.remembers for group in measure(data))
 
 

@@ -43,6 +43,12 @@ def test_guesses_that_cannot_be_made_are_refused():
         Guesses(1, 0).right(np.zeros(5), np.zeros(4, bool))
 
 
+def test_half_of_the_guesses_are_right_if_all_scores_are_equal():
+    streams = [throw_coins(SEED, 200, stream) for stream in range(200)]
+    right = sum(Guesses(25, 25).right(np.zeros(200), coins) for coins in streams)
+    assert right == pytest.approx(5000, abs=250)  # five standard deviations
+
+
 def claim_of(epsilon: float) -> Claim:
     return Claim(epsilon, 1e-5, GaussianTradeOff.of_epsilon(epsilon, 1e-5))
 

@@ -218,15 +218,18 @@ def test_a_masked_models_score_is_of_each_token_hidden_alone(tmp_path):
 # --- the record
 
 
-@pytest.mark.parametrize("right", range(40, 101, 6))
+BORDER = 1.2341657  # 90 of 100 guesses on 1,000 canaries have a p-value just below 0.001
+
+
+@pytest.mark.parametrize("right", [*range(40, 101, 6), 90])
 def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right):
-    verdict = verdict_of(right, 100, 1.0)
+    verdict = verdict_of(right, 100, BORDER, 1000)
     record = bound_finding(BOUND, verdict, Label.DP)
     assert (record.verdict == "contradicted") == verdict.contradicted
     assert record.verdict in ("contradicted", "consistent")
     low, high = record.interval
     assert low <= record.value <= high
-    assert record.ceiling <= 1.0
+    assert record.ceiling <= BORDER
     assert (low > record.ceiling) == verdict.contradicted
     assert record.label == Label.DP
 
