@@ -283,6 +283,11 @@ def test_keys_of_one_object_say_nothing_about_another(tmp_path):
 def test_a_row_without_a_patient_is_rejected_where_a_column_names_patients(tmp_path):
     documents, quarantine = read_format("csv", write(tmp_path, "PatNr,Text\n,a\n1,b\n", "n.csv"))
     assert (len(documents), quarantine.counts) == (1, {Reason.NO_PATIENT: 1})
+    lines = '{"Text": "a"}\n{"Text": "b", "PatNr": " "}\n{"Text": "c", "PatNr": 1}\n'
+    file = write(tmp_path, lines, "n.jsonl")
+    for columns, rejected in (("", 1), ("patient:patnr", 2)):
+        documents, quarantine = read_format("jsonl", file, columns=columns)
+        assert (len(documents), quarantine.counts) == (3 - rejected, {Reason.NO_PATIENT: rejected})
 
 
 def parquet(rows: Sequence[Mapping[str, Any]], **options: Any) -> bytes:
