@@ -24,6 +24,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -123,7 +124,13 @@ class PrivateNotes(Shown):
 
 
 def read(
-    source: Any, *, text: str = "", patient: str = "", document: str = "", date: str = ""
+    source: Any,
+    *,
+    text: str = "",
+    patient: str = "",
+    document: str = "",
+    date: str = "",
+    encoding: str = "",
 ) -> PrivateNotes:
     """Look at private text on this machine. Nothing is spent, and no text is shown.
 
@@ -132,16 +139,16 @@ def read(
             `pandas.DataFrame`, or a `datasets.Dataset`. `train` refuses text that has changed.
         text, patient, document, date: columns of a table; common names are recognised. Without a
             column of patients, a model can protect documents alone.
+        encoding: of CSV files: `utf-8` or `windows-1252`.
 
     Raises:
         BadInput: the source cannot be read, lacks a column, or has too few units.
     """
     given = {"text": text, "patient": patient, "document": document, "date": date}
+    given |= {"encoding": encoding} if encoding else {}
     if isinstance(source, str | os.PathLike):
         if "://" in os.fspath(source):
-            raise BadInput(
-                "it is not on this machine", where=f"read: {source}", fix="Copy it here."
-            )
+            raise BadInput("not on this machine", where=f"read: {source}", fix="Copy it here.")
         source = absolute("read", os.fspath(source))
     with _file_of(source, given) as (file, columns):
         texts = NoteSource.of(file, columns).texts
@@ -158,13 +165,17 @@ def _file_of(source: Any, given: Mapping[str, str]) -> Iterator[tuple[Path, Mapp
     if isinstance(source, str):
         yield Path(source), given
         return
-    columns = _columns_of(source, given)
-    rows = zip(*(map(_cell, cells) for cells in columns.values()), strict=True)
-    lines = sorted(json.dumps(dict(zip(columns, row, strict=True))) for row in rows)
-    with TemporaryDirectory(prefix="confide-") as folder:  # for this user alone
-        file = Path(folder) / "notes.jsonl"
-        file.write_text("".join(f"{line}\n" for line in lines))
-        yield file, {role: role for role in columns}
+    try:
+        columns = _columns_of(source, given)
+        rows = zip(*(map(_cell, cells) for cells in columns.values()), strict=True)
+        lines = sorted(json.dumps(dict(zip(columns, row, strict=True))) for row in rows)
+        with TemporaryDirectory(prefix="confide-") as folder:  # for this user alone
+            file = Path(folder) / "notes.jsonl"
+            file.write_text("".join(f"{line}\n" for line in lines))
+            yield file, {role: role for role in columns}
+    except BadInput as error:
+        where = f"read: {type(source).__name__}"
+        raise BadInput(error.what, where=where, fix=error.fix) from None
 
 
 def _columns_of(source: Any, given: Mapping[str, str]) -> dict[str, Iterable[Any]]:
@@ -173,19 +184,15 @@ def _columns_of(source: Any, given: Mapping[str, str]) -> dict[str, Iterable[Any
     Raises:
         BadInput: the object is neither, or a column is missing or ambiguous.
     """
-    named = {role: column for role, column in given.items() if column}
+    named = {role: column for role, column in given.items() if column and role != "encoding"}
     is_list = isinstance(source, list | tuple) and all(isinstance(text, str) for text in source)
     if is_list and not named:
         return {"text": source}
     names = getattr(source, "columns", getattr(source, "column_names", None))
     if names is None or isinstance(names, Mapping):  # a Mapping has the columns of each split
-        what = f"no columns of text in an object of type {type(source).__name__}"
         fix = "Give a path, a list of strings without columns, a DataFrame, or one Dataset."
-        raise BadInput(what, where="read", fix=fix)
-    try:
-        roles = Layout(named).roles([name for name in names if isinstance(name, str)])
-    except BadInput as error:
-        raise BadInput(error.what, where=f"read: {type(source).__name__}", fix=error.fix) from None
+        raise BadInput("it is no table, and no list of strings alone", fix=fix)
+    roles = Layout(named).with_date([name for name in names if isinstance(name, str)])
     return {role: source[column] for role, column in roles.items()}
 
 
@@ -246,6 +253,8 @@ class LedgerFile(Shown):
             BadInput: an argument is invalid, or the name has another budget.
         """
         check_name(name)
+        _refuse_type(epsilon, Real, "register: epsilon", "a number")
+        _refuse_type(delta, Real, "register: delta", "a number")
         if unit not in list(PrivacyUnit):
             raise BadInput(f"{unit!r} is none of {', '.join(PrivacyUnit)}", where="register: unit")
         terms, shared = (PrivacyUnit(unit), epsilon, delta), shares_budget_with
@@ -310,6 +319,9 @@ def train(
         BudgetExceeded: the budget has no room for these releases.
         Contradicted: an audit refutes the model's claim.
     """
+    _refuse_type(notes, PrivateNotes, "train: notes", "what `read` returns")
+    _refuse_type(budget, RegisteredBudget, "train: budget", "what `register` returns")
+    _refuse_type(epsilon, Real | None, "train: epsilon", "a number")
     deployment, terms = budget.deployment, budget.remaining.budget
     assert terms.epsilon is not None and terms.delta is not None  # noqa: S101 - it is private
     unit, epsilon = str(terms.unit), terms.epsilon if epsilon is None else epsilon
@@ -329,10 +341,13 @@ def train(
     }
     if clash := sorted(settings.keys() & derived.keys()):
         raise BadInput("the arguments of train determine it", where=f"settings: {clash[0]}")
-    values = settings | derived | _public_settings(public, deployment)
-    job = ready_settings(JobSettings, values, deployment)
+    declared = None if public is None else absolute("public", str(public))
+    values = settings | derived | _public_settings(declared)
+    job = ready_settings(JobSettings, values, deployment, to_declare=declared)
     _refuse_other_names(notes, job, budget)
     specs = job_steps(job, promotion())
+    if declared is not None:  # last, since a refused training must leave no declaration
+        declarations.declare_public(declared, deployment, known_private=False)
     steps = [(*point_and_task(name), spec) for name, spec in specs.items()]
     with _progress(len(steps)) as watch:
         outcome = run_and_give_back(Job.now("dp_bert", steps), deployment, watch)
@@ -342,15 +357,18 @@ def train(
     return PrivateModel(budget, training.output)
 
 
-def _public_settings(public: Any, deployment: Deployment) -> dict[str, str]:
-    """Declare public files, and return the settings that name them."""
-    if public is None:
+def _public_settings(path: str | None) -> dict[str, str]:
+    """Return the settings that name public files."""
+    if path is None:
         return {}
-    path = absolute("public", str(public))
-    declarations.declare_public(path, deployment, known_private=False)
     if (Path(path) / CONFIG).is_file():
         return {"public_model": path}
     return {"public_format": format_of(Path(path)), "public_path": path}
+
+
+def _refuse_type(value: object, kind: Any, where: str, needed: str) -> None:
+    if not isinstance(value, kind):
+        raise BadInput(f"it is of type {type(value).__name__}", where=where, fix=f"Give {needed}.")
 
 
 def _refuse_other_names(notes: PrivateNotes, job: JobSettings, budget: RegisteredBudget) -> None:

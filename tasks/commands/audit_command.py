@@ -58,6 +58,8 @@ def audit(
         raise BadInput("half a claim", where="audit", fix="Give --epsilon and --delta.")
     if given["given_coins"] and "members" not in files:
         raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
+    if model is not None and not model.is_dir():
+        raise BadInput("no folder there", where=str(model), fix="Give the folder of a model.")
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
     from dp_core.privacy.accounting.tradeoff import PrivacyProfile

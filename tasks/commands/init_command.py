@@ -13,17 +13,10 @@ import click
 
 from dp_core.config.privacy import LEAST_UNITS
 from dp_core.data.privacy_units import refuse_more_than_declared
-from dp_core.data.readers.note_tables import (
-    DELIMITERS,
-    SUFFIXES,
-    columns_of,
-    header_of,
-    layout_of,
-    recognised,
-)
-from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.note_tables import DELIMITERS, SUFFIXES, header_of, layout_of
+from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import corpus_readers
-from dp_core.data.readers.sources import bare_name, entries, refuse_damaged_file, text_lines
+from dp_core.data.readers.sources import bare_name, entries
 from dp_core.errors import BadInput
 from tasks.commands.command_options import options, options_of
 from tasks.commands.output import as_json, write_answer, write_pairs, write_prose
@@ -40,6 +33,7 @@ ROLES = ("text", "patient", "document", "date")
 @options_of("init")
 @options(*(click.option(f"--{role}", metavar="COLUMN", help=f"Column: {role}.") for role in ROLES))
 @click.option("--delimiter", type=click.Choice(list(DELIMITERS)), help="Between cells of CSV.")
+@click.option("--encoding", type=click.Choice(["utf-8", "windows-1252"]), help="Of CSV.")
 @as_json
 def command(
     file: Path, units: int | None, out: Path, dataset: str | None, **given: str | None
@@ -80,6 +74,7 @@ def command(
         **source.columns,
         "notes": source.quarantine.taken,
         "notes that cannot be used": source.quarantine.rejected,
+        **{str(reason): number for reason, number in source.quarantine.counts.items()},
         "notes marked as errors": source.quarantine.left_out,
         f"{unit}s": count,
     }
@@ -130,13 +125,16 @@ class NoteSource:
             documents.add((document.patient_id, document.document_id))
             texts.add(sha256(document.text.encode()).digest())
         quarantine.finish(str(path))
+        if "" in patients and len(patients) > 1:  # one note would change the unit of all
+            fix = "Name the column of patients, or give each text file the folder of its patient."
+            raise BadInput("only some notes name a patient", where=str(path), fix=fix)
         units = {"document": nameless + sum(bool(document) for _, document in documents)}
         if "" not in patients:
             units = {"patient": len(patients), **units}
         unit, number = next(iter(units.items()))
         if number < LEAST_UNITS:
             what = f"it has fewer than {LEAST_UNITS} {unit}s, too few to hide one of them"
-            raise BadInput(what, where=str(path))
+            raise BadInput(what, where=str(path), fix="Give each note its own row or file.")
         digest = sha256(b"".join(sorted(texts))).hexdigest()
         return cls(path, format, columns, units, quarantine, digest)
 
@@ -157,45 +155,38 @@ def format_of(path: Path) -> str:
     known = Counter(formats.get(Path(bare_name(file)).suffix.lower()) for file in entries(path))
     del known[None]
     if len(known) != 1:
-        raise BadInput(
-            "its files have several formats" if known else "it has no file of a known format",
-            where=str(path),
-            fix=f"Give one file, or a folder with files of one format: {', '.join(formats)}.",
-        )
+        what = "its files have several formats" if known else "it has no file of a known format"
+        fix = f"Give one file, or a folder with files of one format: {', '.join(formats)}."
+        raise BadInput(what, where=str(path), fix=fix)
     return str(known.popitem()[0])
 
 
 def _columns(path: Path, format: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the parts of the setting `private_columns`.
+    """Return the parts of the setting `private_columns`, which never follow from the rows.
 
     Raises:
         BadInput: there is no column of text, or several columns could have a role.
     """
     parts = {role: column for role, column in given.items() if column}
-    if format == "csv" and _is_not_utf_8(path):
-        parts["encoding"] = "windows-1252"
+    validated(JobSettings, {"private_columns": _setting(parts)})
+    layout, names = layout_of(format, _setting(parts)), list[str]()
     try:
-        names = header_of(path, format, layout_of(format, _setting(parts)))
-        dates = recognised(names)["date"]
-        if len(dates) == 1:
-            parts.setdefault("date", dates[0])
-        return columns_of(path, format, layout_of(format, _setting(parts))) | parts
+        names = header_of(path, format, layout)
+        # If there is no object, the reading of all lines tells the reason.
+        columns = layout.with_date(names) if names or format != "jsonl" else {}
     except BadInput as error:
         options = ", ".join(f"--{role} COLUMN" for role in ROLES)
-        ways = f'{error.fix} Options: {options}; in Python: text="COLUMN".'
-        raise BadInput(error.what, where=str(path), fix=ways) from None
+        ways = f' Options: {options}; in Python: text="COLUMN".' if names else ""
+        raise BadInput(error.what, where=str(path), fix=error.fix + ways) from None
+    if format == "jsonl":
+        # Objects without a text or a patient are rejected. Any other key of one object must not
+        # name a column, because those without it would be read in another way.
+        columns = {role: columns[role] for role in ("text", "patient") if role in columns}
+    return columns | parts
 
 
 def _setting(parts: Mapping[str, str]) -> str:
     return ",".join(f"{part}:{value}" for part, value in parts.items())
-
-
-def _is_not_utf_8(path: Path) -> bool:
-    for file in entries(path):
-        with refuse_damaged_file(path, file, Quarantine()):
-            if any(line is Reason.ENCODING for _, line in text_lines(file)):
-                return True
-    return False
 
 
 def _show(answer: Mapping[str, Any]) -> None:

@@ -53,8 +53,14 @@ def settings_from(kind: type[S], **given: Any) -> S:
     return ready_settings(kind, values_of_options(kind, **given), Deployment.from_environment())
 
 
-def ready_settings(kind: type[S], given: Mapping[str, Any], deployment: Deployment) -> S:
+def ready_settings(
+    kind: type[S], given: Mapping[str, Any], deployment: Deployment, to_declare: str | None = None
+) -> S:
     """Return the settings with these values, for a run of a deployment that starts now.
+
+    Args:
+        kind, given, deployment: of the settings.
+        to_declare: a public source that the caller will declare; the others must be declared.
 
     Raises:
         BadInput: as `settings_from`.
@@ -65,14 +71,12 @@ def ready_settings(kind: type[S], given: Mapping[str, Any], deployment: Deployme
         raise BadInput(reason, where=name)
     _refuse_missing_columns(settings)
     if settings.device in ("gpu", "tpu") and _processor_only(deployment):
-        raise BadInput(
-            f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}",
-            where="device",
-            fix="Choose cpu or mock-tpu:N; docs/cloud.md has images for others.",
-        )
+        what = f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}"
+        fix = "Choose cpu or mock-tpu:N; docs/cloud.md has images for others."
+        raise BadInput(what, where="device", fix=fix)
     # The run's first step checks the declarations of files in buckets.
     declared = budget_of_run(settings).called_public
-    local = [source for source in declared if "://" not in source.uri]
+    local = [source for source in declared if "://" not in source.uri and source.uri != to_declare]
     if local:  # the ledger is imported only if it is needed
         from tasks.releases.declarations import refuse_undeclared
 
@@ -95,18 +99,17 @@ def _refuse_missing_columns(settings: JobSettings) -> None:
         )
         if format in ("synthetic", "text") or "://" in path:
             continue
-        from dp_core.data.readers.note_tables import columns_of, layout_of  # imports pyarrow
+        from dp_core.data.readers.note_tables import header_of, layout_of  # imports pyarrow
 
+        layout = layout_of(format, columns)
         try:
-            roles = columns_of(Path(path), format, layout_of(format, columns))
+            roles = layout.roles(header_of(Path(path), format, layout))
         except BadInput as error:
             raise BadInput(error.what, where=f"{role}_columns", fix=error.fix) from None
         if role == "private" and settings.unit == "patient" and "patient" not in roles:
-            raise BadInput(
-                "the unit is the patient, and no column of patients is named or recognised",
-                where="private_columns",
-                fix="Name it (patient:COLUMN), or protect the unit `document`.",
-            )
+            what = "the unit is the patient, and no column of patients is named or recognised"
+            fix = "Name it (patient:COLUMN), or protect the unit `document`."
+            raise BadInput(what, where="private_columns", fix=fix)
 
 
 def settings_of_options(
@@ -177,8 +180,8 @@ def write_settings(settings: Mapping[str, Any], file: Path, option: str) -> None
     try:
         file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise BadInput(f"cannot be written ({reason})", where=f"{option} {file}") from None
+        what = f"cannot be written ({os.strerror(error.errno or 0)})"
+        raise BadInput(what, where=f"{option} {file}", fix="Name another file.") from None
 
 
 def absolute(name: str, path: str) -> str:

@@ -51,7 +51,7 @@ def read_object(file: Path, where: str) -> dict[str, Any]:
         BadInput: the file cannot be read, is too large, or holds no JSON object.
     """
     try:
-        return parse_object(_content(file).decode(), where)
+        return parse_object(_content(file).decode("utf-8-sig"), where)
     except UnicodeError:
         reason = "not UTF-8"
     except OSError as error:
@@ -97,7 +97,8 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
         values = json.loads(text, object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"
-        raise BadInput(f"not JSON ({error.msg}: {position})", where=where) from None
+        fix = "JSON has double quotes, and no comma after the last value."
+        raise BadInput(f"not JSON ({error.msg}: {position})", where=where, fix=fix) from None
     except (ValueError, RecursionError):
         reason = "numbers too long or lists too deep"
         raise BadInput(f"cannot be read ({reason})", where=where) from None

@@ -290,7 +290,7 @@ class Advice:
         first = next(iter(expected.values()))
         return (
             f"With released phrases, on made-up notes, such a budget kept {first} of the "
-            f"gain: ask with --set phrases_epsilon={share:g}."
+            f"gain: add --set phrases_epsilon={share:g}."
         )
 
     @property

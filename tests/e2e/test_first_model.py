@@ -38,7 +38,7 @@ def rows() -> list[tuple[str, ...]]:
 
 def write_csv(folder: Path) -> Path:
     file = folder / "Station 5.csv"
-    with file.open("w", encoding="windows-1252", newline="") as stream:
+    with file.open("w", encoding="utf-8-sig", newline="") as stream:
         table = csv.writer(stream, delimiter=";")
         table.writerows([HEADER, *rows()])
     return file

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from command_line import set_options
 
+from dp_core.data.readers.registry import read_corpus
+from dp_core.errors import BadInput
+from tasks.commands.init_command import NoteSource
+
 pytestmark = pytest.mark.usefixtures("at_home")
 
 SECRET = "zyxsecret"  # represents the private text of a note
@@ -38,7 +42,8 @@ def write(
 def test_init_proposes_columns_encoding_and_unit(confide, tmp_path, encoding):
     file = write(tmp_path / "Station 5.csv", encoding=encoding)
     out = tmp_path / "settings.json"
-    answer = confide.json("init", file, "--units", 1000, "--out", out)
+    words = ["--units", 1000] + ["--encoding", encoding] * (encoding == "windows-1252")
+    answer = confide.json("init", file, *words, "--out", out)
     columns = "text:Befund,patient:PatNr,document:DokNr,date:Datum"
     assert (
         json.loads(out.read_text())
@@ -53,7 +58,7 @@ def test_init_proposes_columns_encoding_and_unit(confide, tmp_path, encoding):
         }
     )
     assert (answer["found"]["notes"], answer["found"]["patients"]) == (116, 58)
-    code, shown, err = confide("init", file, "--units", 1000, "--out", out)
+    code, shown, err = confide("init", file, *words, "--out", out)
     assert (code, err) == (0, "")
     assert SECRET not in shown
     assert "confide ledger register station-5 --unit patient" in shown
@@ -90,20 +95,11 @@ def test_init_takes_a_folder_of_texts_for_documents_or_patients(confide, tmp_pat
     for folder, unit in (("flat", "document"), ("patients", "patient")):
         answer = confide.json("init", tmp_path / folder, "--units", 24, "--out", out)
         assert (answer["found"]["format"], answer["settings"]["unit"]) == ("text", unit)
+    (tmp_path / "patients" / "a.txt").write_text(SECRET)
+    assert "only some notes name" in confide.refused("init", tmp_path / "patients", "--out", out)
 
 
-@pytest.mark.parametrize(
-    ("header", "options", "words"),
-    [
-        (("PatNr", "Verlauf"), [], ["a column of text", "--text COLUMN", "PatNr, Verlauf"]),
-        (("PatNr", "Notiz", "Befund"), [], ["hold the text: Notiz, Befund", "--text COLUMN"]),
-        (("PatNr", "MRN", "Befund"), [], ["hold the patient: PatNr, MRN", "--patient COLUMN"]),
-        (HEADER, ["--patient", "Pat"], ["a header lacks Pat", "PatNr, DokNr"]),
-        (("7", SECRET), [], ["may have no header"]),
-        (HEADER, [], ["it has 58 patients", "Give --units N"]),
-        (HEADER, ["--units", 57], ["more units than the declared bound of 57"]),
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_init_refuses_what_it_cannot_decide_and_names_the_option(
     confide, tmp_path, header, options, words
 ):
@@ -111,6 +107,32 @@ def test_init_refuses_what_it_cannot_decide_and_names_the_option(
     line = confide.refused("init", write(tmp_path / "ward.csv", header), "--out", out, *options)
     assert all(word in line for word in words), line
     assert SECRET not in line and not out.exists()
+
+
+TABLE = [b"PatNr;Text", *(b"%d;Tag %d: \xc3\x9cbelkeit" % (n // 2, n) for n in range(24))]
+OBJECTS = [b'{"PatNr": %d, "note_id": %d, "text": "Tag %d"}' % (n // 2, n, n) for n in range(24)]
+
+
+@pytest.mark.cases
+def test_one_row_changes_neither_the_settings_nor_the_other_notes(tmp_path, suffix, row):
+    file, lines = tmp_path / f"n{suffix}", {".csv": TABLE, ".jsonl": OBJECTS}[suffix]
+    read = []
+    added = row.encode("latin-1")
+    for more in (lines, [*lines, added], [*lines[:1], added, *lines[1:]]):
+        file.write_bytes(b"\n".join(more))
+        source = NoteSource.of(file, {})
+        notes = read_corpus(source.format, str(file), columns=source.settings["private_columns"])
+        others = [note for note in notes if note.text.startswith("Tag")]
+        read.append((source.settings, [*source.units], others))
+    assert read[0] == read[1] == read[2] and len(others) == 24
+
+
+@pytest.mark.cases
+def test_unreadable_file_is_refused_with_its_own_remedy(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content.encode("utf-16" if "UTF-16" in words else "latin-1"))
+    with pytest.raises(BadInput, match=words) as refused:
+        NoteSource.of(tmp_path / name, {})
+    assert "--text" not in str(refused.value)
 
 
 def test_a_wrong_column_is_refused_before_anything_is_reserved(confide, tmp_path):

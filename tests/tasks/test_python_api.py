@@ -13,6 +13,7 @@ import pytest
 from dp_core.errors import BadInput, BudgetExceeded, ConfideError, Contradicted
 from dp_core.labels import Label
 from tasks import python_api
+from tasks.commands.init_command import NoteSource
 from tasks.execution.run_job import Job, JobOutcome
 from tasks.protocol.job import job_steps, point_and_task
 from tasks.protocol.settings import JobSettings
@@ -170,17 +171,20 @@ def test_another_unit_than_the_budgets_is_refused(jobs):
 
 
 @pytest.mark.cases
-def test_wrong_arguments_are_refused_before_the_job(jobs, settings, line):
-    account = budget(unit="document")
+def test_wrong_arguments_are_refused_before_the_job(tmp_path, jobs, settings, line):
+    (tmp_path / "a.txt").write_text("public text")
+    account, settings = budget(unit="document"), {"public": tmp_path / "a.txt"} | settings
     with pytest.raises(BadInput, match=line):
         train(python_api.read(TEXTS), budget=account, **settings)
     assert jobs == []
+    assert python_api.open_ledger(account.deployment).sources.public() == []
 
 
 def test_model_of_private_text_is_refused_as_public(tmp_path, jobs):
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "privacy_statement.json").write_text("{}")
+    for name in ("privacy_statement.json", "a.txt"):
+        (folder / name).write_text("{}")
     with pytest.raises(BadInput, match="of private text too"):
         train(python_api.read(TEXTS), budget=budget(unit="document"), public=folder)
     assert jobs == []
@@ -194,13 +198,41 @@ def test_public_folder_is_a_model_or_text(tmp_path, jobs):
     corpus = next(spec for _, task, spec in jobs[0].steps if task == "public_corpus")
     assert (corpus.format, corpus.path) == ("text", str(folder))
     (folder / "config.json").write_text("{}")
-    assert python_api._public_settings(folder, account.deployment) == {"public_model": str(folder)}
+    assert python_api._public_settings(str(folder)) == {"public_model": str(folder)}
 
 
-@pytest.mark.parametrize("source", [{"text": TEXTS}, [1, 2], 3, Dataset(other=TEXTS), iter(TEXTS)])
+@pytest.mark.parametrize("column", ["Station", "PatNr"])
+def test_table_in_memory_has_the_units_of_its_file(tmp_path, column):
+    rows = {column: ["", *(n // 4 for n in range(57))], "Datum": ["1", "2"] * 29, "Note": TEXTS}
+    with (tmp_path / "n.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([[*rows], *zip(*rows.values(), strict=True)])
+    table = Dataset(**{name: [cell or None for cell in map(str, rows[name])] for name in rows})
+    with python_api._file_of(table, {"text": "Note"}) as (file, columns):
+        sources = [NoteSource.of(file, columns), NoteSource.of(tmp_path / "n.csv", {})]
+    assert sources[0].units == sources[1].units and sources[0].texts == sources[1].texts
+    assert ("patient" in sources[0].units) is (column == "PatNr")
+
+
+@pytest.mark.parametrize(
+    "source", [{"text": TEXTS}, [1, 2], 3, Dataset(other=TEXTS), iter(TEXTS), [], [*TEXTS, None]]
+)
 def test_source_without_text_is_refused(source):
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match=f"^read: {type(source).__name__}: "):
         python_api.read(source)
+
+
+def test_arguments_of_a_wrong_type_are_refused(tmp_path, jobs):
+    notes, account = python_api.read(TEXTS), budget(unit="document")
+    for call in (
+        lambda: python_api.train("notes.csv", budget=account),
+        lambda: python_api.train(notes, budget="notes"),
+        lambda: budget("other", epsilon="8"),
+        lambda: budget("other", delta="1e-5"),
+    ):
+        with pytest.raises(BadInput, match="it is of type str"):
+            call()
+    with pytest.raises(BadInput, match="encoding:utf-8 or windows-1252"):
+        python_api.read(write(tmp_path / "n.csv"), encoding="latin-9")
 
 
 def test_unknown_column_is_refused_with_place_and_columns(tmp_path):

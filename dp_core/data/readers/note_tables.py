@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from dp_core.data.corpus import Document, normalised_id
 from dp_core.data.readers import sources
-from dp_core.data.readers.quarantine import Quarantine, Reason
+from dp_core.data.readers.quarantine import FIXES, Quarantine, Reason
 from dp_core.errors import BadInput, PrivateTextRefusal
 
 SUFFIXES = {
@@ -94,22 +94,34 @@ class Layout:
         several = next((role for role in candidates if len(candidates[role]) > 1), None)
         if missing:
             lacks = " and ".join(self.columns.get(role, f"a column of {role}") for role in missing)
-            raise PrivateTextRefusal(f"a header lacks {lacks}", fix=self._fix(names))
+            raise PrivateTextRefusal(f"a header lacks {lacks}", fix=self._fix(names, missing[0]))
         if several:
             what = f"several columns could hold the {several}: {', '.join(candidates[several])}"
             raise PrivateTextRefusal(what, fix=f"Name one of them: {several}:COLUMN.")
         return {role: columns[0] for role, columns in candidates.items() if columns}
 
-    def _fix(self, names: Sequence[str]) -> str:
+    def with_date(self, names: Sequence[str]) -> dict[str, str]:
+        """Return `roles`, with the date if exactly one column has a common name of dates.
+
+        Raises:
+            BadInput: as `roles`.
+        """
+        dates = recognised(names)["date"]
+        date = {"date": dates[0]} if len(dates) == 1 else {}
+        return Layout(date | dict(self.columns)).roles(names)
+
+    def _fix(self, names: Sequence[str], role: str) -> str:
         """Return a remedy with the names of the columns, unless they may be a row of text.
 
         The first line of a file without a header is private. Names are shown only if all of them
         are short words, and at least one of them is a common name or is among those of the layout.
         """
+        if not names:
+            return "It is empty, or its first line has broken quotes or line ends: save it again."
         named = {_same(column) for column in self.columns.values()}
         is_known = any(recognised(names).values()) or any(_same(name) in named for name in names)
         if is_known and all(map(_NAME.fullmatch, names)):
-            return f"Its columns: {', '.join(names)}. Name those to read: text:COLUMN."
+            return f"Its columns: {', '.join(names)}. Name those to read: {role}:COLUMN."
         return "It may have no header: its first line must name the columns."
 
 
@@ -133,7 +145,7 @@ def read_table(
 ) -> Iterator[Document]:
     """Yield the documents of a file or folder; see `read_corpus`.
 
-    Rows of CSV and Parquet without a patient are rejected if there is a column of patients.
+    A row without a patient is rejected if it has a column of patients, or the layout names one.
 
     A note must not become several rows, and its words must not become patients. After a stray
     quote the beginning of the next row is unknown, so CSV is read as RFC 4180 defines it or not at
@@ -146,11 +158,9 @@ def read_table(
             yield from _ROWS_OF[format](file, layout)
         except _Broken as broken:
             quarantine.reject(Reason.WRONG_COLUMNS, f"{sources.bare_name(file)}:{broken.args[0]}")
-            raise PrivateTextRefusal(
-                "a row has broken quoting, or not as many cells as the header",
-                where=str(path),
-                fix="Write it as RFC 4180 requires: quotes around a text, doubled inside it.",
-            ) from None
+            what = "a row has broken quoting, or not as many cells as the header"
+            fix = "Write it as RFC 4180 requires: quotes around a text, doubled inside it."
+            raise PrivateTextRefusal(what, where=str(path), fix=fix) from None
         except BadInput as error:
             quarantine.reject(Reason.WRONG_COLUMNS, sources.location_of(file, path))
             raise PrivateTextRefusal(error.what, where=str(path), fix=error.fix) from None
@@ -163,19 +173,10 @@ def layout_of(format: str, columns: str = "") -> Layout:
     return Layout.parse(NOTEEVENTS if format == "noteevents" else columns)
 
 
-def columns_of(path: Path, format: str, layout: Layout) -> dict[str, str]:
-    """Return the column of each role in a file, or in the first file of a folder.
-
-    Only the header is read; of JSON lines, the keys of the first objects.
-
-    Raises:
-        BadInput: the file cannot be read, or a column is missing or ambiguous.
-    """
-    return layout.roles(header_of(path, format, layout))
-
-
 def header_of(path: Path, format: str, layout: Layout) -> list[str]:
     """Return the names of the columns of a file, or of the first file of a folder.
+
+    Only the header is read; of JSON lines, the keys of the first objects.
 
     Raises:
         BadInput: the file cannot be read, or its header has another encoding.
@@ -214,6 +215,8 @@ def _document(row: Mapping[str, Any]) -> Document | Reason | None:
         return Reason.WRONG_FIELD
     if problem := sources.text_problem(text, document, patient, admission, date):
         return problem
+    if "patient" in row and not patient:
+        return Reason.NO_PATIENT
     if date and (document or patient):
         document = f"{date} {document}".strip()
     return Document(document, patient, text.replace("\r\n", "\n"), admission)
@@ -224,8 +227,6 @@ def _documents(
 ) -> Iterator[tuple[int, Document | Reason | None]]:
     for number, row in rows:
         document = _document({role: row[column] for role, column in roles.items()})
-        if isinstance(document, Document) and "patient" in roles and not document.patient_id:
-            document = Reason.NO_PATIENT
         yield number, document
 
 
@@ -244,7 +245,8 @@ def _json_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Rea
                 if role != "text" and _same(key) != _same(first):
                     what = f"objects have the {role} under several keys: {first}, {key}"
                     raise PrivateTextRefusal(what, fix=f"Name one of them: {role}:COLUMN.")
-            yield number, _document({role: row[key] for role, key in roles.items()})
+            named = dict.fromkeys(layout.columns)  # None where the object lacks the key
+            yield number, _document(named | {role: row[key] for role, key in roles.items()})
         else:
             yield number, Reason.WRONG_FIELD
 
@@ -293,8 +295,9 @@ def _csv(stream: IO[bytes], layout: Layout) -> tuple[list[str], Iterator[tuple[i
     rows = _whole_rows(stream, layout.encoding)
     number, header = next(rows, (1, ""))
     if not sources.is_unicode(header) or "\0" in header:
-        what = f"a header is {'UTF-16' if chr(0) in header else 'not UTF-8'}"
-        raise PrivateTextRefusal(what, fix="Save it as UTF-8, or name encoding:windows-1252.")
+        fixes = {"UTF-16": "Save it as UTF-8.", "not UTF-8": FIXES[Reason.ENCODING]}
+        kind = "UTF-16" if "\0" in header else "not UTF-8"
+        raise PrivateTextRefusal(f"a header is {kind}", fix=fixes[kind])
     delimiter = layout.delimiter or max(DELIMITERS.values(), key=partial(_divided, header))
     names = [name.strip() for name in _cells(header, number, delimiter)] if header else []
     return names, ((number, _cells(row, number, delimiter)) for number, row in rows)

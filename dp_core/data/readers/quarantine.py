@@ -28,6 +28,13 @@ class Reason(StrEnum):
     TAG = "not a tag of the scheme"
 
 
+FIXES = {
+    Reason.ENCODING: "Save it as UTF-8, or name the encoding of CSV: encoding:windows-1252 in "
+    "private_columns, --encoding windows-1252 of init, encoding='windows-1252' of read.",
+    Reason.NOT_JSON: "Write one JSON object on each line, without commas between them.",
+}
+
+
 class Quarantine:
     """Counts accepted and rejected items, and refuses a source with too many rejected ones.
 
@@ -102,11 +109,9 @@ class Quarantine:
         reason, _ = self.counts.most_common(1)[0]
         extent = f"more than {self.largest_share:.0%}" if self.taken else "none"
         # The share itself would be an un-noised count of private items.
-        raise PrivateTextRefusal(
-            f"{extent} of the items can{'not' if self.taken else ''} be used; mostly: {reason}",
-            where=where,
-            fix="Check the format, or repair the source.",
-        )
+        what = f"{extent} of the items can{'not' if self.taken else ''} be used; mostly: {reason}"
+        fix = FIXES.get(reason, "Check the format, or repair the source.")
+        raise PrivateTextRefusal(what, where=where, fix=fix)
 
     def summary(self) -> dict[str, object]:
         """Return counts and locations, ready for JSON; for the operator alone."""

@@ -222,11 +222,8 @@ def input_files(
         if not _ends_in(file, *suffixes, *others):
             quarantine.pass_over(location_of(file, path))
     if not wanted:
-        raise PrivateTextRefusal(
-            f"the folder has no {' or '.join(suffixes)} file",
-            where=str(path),
-            fix="Check path and format.",
-        )
+        what = f"the folder has no {' or '.join(suffixes)} file"
+        raise PrivateTextRefusal(what, where=str(path), fix="Check path and format.")
     return wanted
 
 
@@ -309,11 +306,9 @@ def refuse_damaged_file(source: Path, file: Path, quarantine: Quarantine) -> Ite
         ) from None
     except TooMuch:
         quarantine.reject(Reason.TOO_MUCH, location_of(file, source))
-        raise PrivateTextRefusal(
-            "a packed file unpacks to far more than text does",
-            where=str(source),
-            fix="If the file is right, give it unpacked.",
-        ) from None
+        what = "a packed file unpacks to far more than text does"
+        fix = "If the file is right, give it unpacked."
+        raise PrivateTextRefusal(what, where=str(source), fix=fix) from None
 
 
 def location_of(file: Path, source: Path) -> str:

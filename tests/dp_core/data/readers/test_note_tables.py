@@ -291,7 +291,7 @@ def test_a_named_column_is_never_replaced_by_another(tmp_path_factory, format, l
     file.write_bytes(table(format, [WHOLE, other]))
     documents, _ = read_format(format, file, columns=columns)
     text, *ids = ("" if role in lacks else WHOLE[column] for role, column in NAMED.items())
-    is_kept = text and (ids[0] or format == "jsonl")
+    is_kept = text and ids[0]
     wanted = [["x", "1", "2", "3"], [text, *ids]][: 2 if is_kept else 1]
     assert [[d.text, d.patient_id, d.document_id, d.admission_id] for d in documents] == wanted
     if lacks and format != "jsonl":
@@ -313,6 +313,11 @@ def test_ids_of_objects_have_one_key(tmp_path):
 def test_a_row_without_a_patient_is_rejected_where_a_column_names_patients(tmp_path):
     documents, quarantine = read_format("csv", write(tmp_path, "PatNr,Text\n,a\n1,b\n", "n.csv"))
     assert (len(documents), quarantine.counts) == (1, {Reason.NO_PATIENT: 1})
+    lines = '{"Text": "a"}\n{"Text": "b", "PatNr": " "}\n{"Text": "c", "PatNr": 1}\n'
+    file = write(tmp_path, lines, "n.jsonl")
+    for columns, rejected in (("", 1), ("patient:patnr", 2)):
+        documents, quarantine = read_format("jsonl", file, columns=columns)
+        assert (len(documents), quarantine.counts) == (3 - rejected, {Reason.NO_PATIENT: rejected})
 
 
 def parquet(rows: Sequence[Mapping[str, Any]], **options: Any) -> bytes:
