@@ -44,7 +44,8 @@ from benchmarks import made_up_text
 from benchmarks.memory import mebibytes
 from dp_core.cluster.shard_map import ProcessPool, ShardMap
 from dp_core.data.corpus import open_corpus, shards_of, write_corpus
-from dp_core.data.readers.registry import read_corpus
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import corpus_readers, read_source
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
@@ -68,7 +69,8 @@ def all_rows(_: str, rows: list[list[int]]) -> list[list[int]]:
 
 def read(_: ShardMap, work: Path) -> dict[str, Any]:
     """Write the corpus from its source file."""
-    write_corpus(read_corpus("jsonl", work / "text.jsonl"), work / "corpus")
+    texts = read_source(corpus_readers(), "jsonl", work / "text.jsonl", Quarantine())
+    write_corpus(texts, work / "corpus")
     return {}
 
 

@@ -30,7 +30,8 @@ from tokenizers import Tokenizer
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.labelled_text import Score, class_scores, joined, label_set, owner_of, score
-from dp_core.data.readers.registry import read_labelled_texts, read_sentences
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import labelled_text_readers, read_source, sentence_readers
 from dp_core.data.tokens import split_words
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import Bert, fresh
@@ -90,8 +91,9 @@ def summary_of(counts: Sequence[Counts]) -> dict[str, Any]:
 
 
 def pairs(data: Path, seeds: int) -> dict[str, Any]:
+    readers = labelled_text_readers(pairs=True)
     train, test = (
-        list(read_labelled_texts("tsv", data / f"{part}.tsv", pairs=True))
+        list(read_source(readers, "tsv", data / f"{part}.tsv", Quarantine()))
         for part in ("train", "test")
     )
     tokenizer = vocabulary([f"{t.first} {t.second}" for t in train])
@@ -126,9 +128,9 @@ TAGGERS = {
 
 
 def tagging(data: Path, seeds: int) -> dict[str, Any]:
+    files = (data / f"pubtator_{part}.txt" for part in ("train", "test"))
     parts = [
-        list(read_sentences("pubtator", data / f"pubtator_{part}.txt"))
-        for part in ("train", "test")
+        list(read_source(sentence_readers(), "pubtator", file, Quarantine())) for file in files
     ]
     tokenizer = vocabulary([" ".join(s.tokens) for s in parts[0]])
     labels = label_set(parts[0])

@@ -27,19 +27,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, product
 from pathlib import Path
-from typing import get_args
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.vocabulary_corpora import document_counts, item_sets
-from dp_core.config.privacy import MechanismName
 from dp_core.config.training import ArchitectureConfig, TrainingConfig
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit, in_blocks, is_held_out, units_of
 from dp_core.data.readers.quarantine import Quarantine
-from dp_core.data.readers.registry import read_corpus
+from dp_core.data.readers.registry import corpus_readers, read_source
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.data.tokens import split_words
 from dp_core.models.parameters import AnyModel, fresh
@@ -75,8 +73,8 @@ def corpora(name: str, patients: int) -> tuple[Iterable[Document], Iterable[Docu
     data = Path(os.environ["CONFIDE_DATA"])
     private = data / "noteevents_format" / "NOTEEVENTS_derived.csv.xz"
     return (
-        read_corpus("noteevents", private, Quarantine()),
-        read_corpus("text", data / "wikitext-2", Quarantine(), public=True),
+        read_source(corpus_readers(), "noteevents", private, Quarantine()),
+        read_source(corpus_readers(public=True), "text", data / "wikitext-2", Quarantine()),
     )
 
 
@@ -173,7 +171,7 @@ def main() -> None:
     )
     parser.add_argument("--lengths", default="2,3,5")
     parser.add_argument("--per-unit", type=int, default=2000)
-    parser.add_argument("--mechanism", choices=get_args(MechanismName), default="elimination")
+    parser.add_argument("--mechanism", choices=("elimination", "gaussian"), default="elimination")
     parser.add_argument("--epsilon", default="4")
     parser.add_argument(
         "--epsilon-words", type=float, default=0.0, help="0: the value of the preset"

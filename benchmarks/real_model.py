@@ -42,7 +42,8 @@ from benchmarks.study.tables import rows_of, table
 from benchmarks.vocabulary_tables import filled
 from dp_core.config.training import TrainingConfig
 from dp_core.data.labelled_text import Sentence, label_set, score
-from dp_core.data.readers.registry import read_sentences
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import read_source, sentence_readers
 from dp_core.models.hugging_face import load_with_vocabulary
 from dp_core.models.parameters import Bert
 from dp_core.privacy.accounting.calibration import noise_for
@@ -174,7 +175,7 @@ CONTINUED = Experiment(
 
 def sentences(data: str, part: str) -> list[Sentence]:
     (file,) = existing_files({part: f"{SETS[data]}/{part}.tsv"}).values()
-    items = list(read_sentences("columns", Path(file)))
+    items = list(read_source(sentence_readers(), "columns", Path(file), Quarantine()))
     chosen_on = part == "test" and data == PRIVATE.data
     return [item for i, item in enumerate(items) if not chosen_on or i % CHOSEN_ON]
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from benchmarks.real_text import ARTICLES, NOTES, PUBLIC
 from dp_core.data.privacy_units import Unit
-from dp_core.data.readers.registry import read_corpus
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import corpus_readers, read_source
 from dp_core.data.tokens import HeldItems, split_words
 from dp_core.vocabulary.item_sets import BoundedSets, ItemSets
 
@@ -30,7 +31,7 @@ class Corpus:
     Attributes:
         file: path below the folder.
         abstracts: path of the same documents, shortened, for trainings.
-        format: format of `read_corpus`.
+        format: one of `corpus_readers`.
         unit: the protected unit.
         declared_units: a bound on the number of units.
         columns: the columns of a table, as the setting `private_columns` names them.
@@ -63,7 +64,8 @@ def units(name: str, folder: Path) -> list[Unit]:
     """Return the units of a private corpus, each with its texts."""
     corpus = CORPORA[name]
     by_unit: dict[str, list[str]] = {}
-    for document in read_corpus(corpus.format, folder / corpus.file, columns=corpus.columns):
+    readers, file = corpus_readers(corpus.columns), folder / corpus.file
+    for document in read_source(readers, corpus.format, file, Quarantine()):
         unit = document.patient_id if corpus.unit == "patient" else document.document_id
         by_unit.setdefault(unit, []).append(document.text)
     return [Unit(unit, texts) for unit, texts in by_unit.items()]
@@ -76,15 +78,16 @@ def held_by(units: Iterable[Unit]) -> Held:
 
 def public_counts(folder: Path) -> Counter[str]:
     """Return the number of articles of wikitext-2 that contain each word."""
-    articles = read_corpus("text", folder / PUBLIC, public=True)
+    readers = corpus_readers(public=True)
+    articles = read_source(readers, "text", folder / PUBLIC, Quarantine())
     return document_counts((Unit(a.document_id, [a.text]) for a in articles), split_words)
 
 
 def novels_counts(folder: Path) -> Counter[str]:
     """Return the number of pieces of 1,000 characters of the novels that contain each word."""
-    novels = read_corpus(
-        "jsonl", folder / "english_novels_100/novels.jsonl.xz", columns="text:text,document:doc_id"
-    )
+    readers = corpus_readers("text:text,document:doc_id")
+    file = folder / "english_novels_100/novels.jsonl.xz"
+    novels = read_source(readers, "jsonl", file, Quarantine())
     pieces = (n.text[i : i + 1000] for n in novels for i in range(0, len(n.text), 1000))
     return document_counts((Unit("", [piece]) for piece in pieces), split_words)
 

@@ -45,16 +45,13 @@ def gives_a_unit_away(delta: float, declared_units: int) -> bool:
     return not delta * declared_units < 1
 
 
-def refuse_large_delta(
-    deltas: Iterable[float], declared_units: int, where: str, parts: str = ""
-) -> None:
+def refuse_large_delta(deltas: Iterable[float], declared_units: int, where: str) -> None:
     """Refuse a total δ that `gives_a_unit_away`.
 
     Args:
         deltas: δ of every part of a claim, as stated (`stated_delta`).
         declared_units: n, the public upper bound on the number of units.
         where: location for the message.
-        parts: description of the parts of the total, for the message.
 
     Raises:
         PlanError: the sum is not above 0 and below 1/n, or NaN.
@@ -63,7 +60,7 @@ def refuse_large_delta(
     if not total > 0 or gives_a_unit_away(total, declared_units):
         raise PlanError(
             f"δ = {total:.3g} in total is not between 0 and 1/{declared_units}: at 1/n and above, "
-            f"publishing one unit whole would count as private{parts and f'. It is {parts}'}",
+            "publishing one unit whole would count as private",
             where=where,
             fix="Lower the δ of a part, or release fewer parts.",
         )

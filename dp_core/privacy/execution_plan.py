@@ -318,11 +318,6 @@ class ExecutionPlan:
         """Number of updates, over all phases."""
         return self._ends[-1]
 
-    @property
-    def relation(self) -> NeighboringRelation:
-        """The neighbouring relation of the guarantee."""
-        return self.event().relation
-
     def expected_batch(self, step: int) -> float:
         """Return the denominator B of update `step` (from 0), in units."""
         if not 0 <= step < self.steps:
@@ -382,7 +377,7 @@ class ExecutionPlan:
         """
         from dp_core.privacy.noise_addition import UpdateNoise
 
-        relation = self.relation
+        relation = self.event().relation
         multiplier = self.gradient_noise_multiplier() / relation.sensitivity_factor
         bound, strategy = clipper.sensitivity(relation), self.strategy
         return UpdateNoise(seed, manifest, step, multiplier, bound, strategy, past)

@@ -192,33 +192,24 @@ def mlm_accuracy(model: AnyModel, store: TokenStore, *, seed: int, max_rows: int
         raise BadInput("a causal model has no MLM accuracy", fix="Measure its perplexity.")
     correct = predicted = 0.0
     made = _evaluated(model, store, seed, max_rows, masked_examples, _hits)
-    for _, weights, hits in made:
+    for weights, hits in made:
         correct += float((hits * weights).sum())
         predicted += float(weights.sum())
     return correct / predicted if predicted else 0.0
 
 
-def perplexity(
-    model: AnyModel,
-    store: TokenStore,
-    *,
-    seed: int,
-    max_rows: int = 1024,
-    continuation: NDArray[np.bool_] | None = None,
-) -> float:
+def perplexity(model: AnyModel, store: TokenStore, *, seed: int, max_rows: int = 1024) -> float:
     """Return exp(mean cross-entropy) of the next piece, over the ordinary pieces of held-out rows.
 
     Markers and unknown pieces are not predicted (`causal_examples`), so report the share
     of unknown pieces as well. Perplexity depends on the vocabulary: short pieces are easier to
-    predict. With `continuation` the same sum is divided by the number of words, which makes
-    vocabularies comparable. On private rows the result is an `operator` number.
+    predict. On private rows the result is an `operator` number.
 
     Args:
         model: a causal model.
         store: rows that did not train the model.
         seed: public; chooses at most `max_rows` rows.
         max_rows: limits the computing time.
-        continuation: (V,) true for pieces that continue a word; None counts pieces.
 
     Returns:
         1 or more, possibly infinite; NaN without predictions, or if a loss is NaN.
@@ -230,10 +221,9 @@ def perplexity(
         raise BadInput("a masked model has no perplexity", fix="Measure its MLM accuracy.")
     total = predicted = 0.0
     made = _evaluated(model, store, seed, max_rows, causal_examples, causal_row_losses)
-    for labels, weights, means in made:
+    for weights, means in made:
         total += float((means.astype(np.float64) * weights.sum(1)).sum())
-        counted = weights if continuation is None else weights * ~continuation[labels]
-        predicted += float(counted.sum())
+        predicted += float(weights.sum())
     return float(np.exp(np.float64(total) / predicted)) if predicted else float("nan")
 
 
@@ -252,8 +242,8 @@ def _evaluated(
     max_rows: int,
     examples: Examples,
     values_of: RowLosses,
-) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield labels, weights and values of at most `max_rows` rows, in batches of one shape."""
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield weights and values of at most `max_rows` rows, in batches of one shape."""
     layers = Layers({name: tf.constant(value) for name, value in model.parameters.items()})
     compiled = tf.function(partial(values_of, layers, model.config), autograph=False)
     unit_of = np.repeat(np.arange(store.n_units), np.diff(store.unit_rows))
@@ -265,4 +255,4 @@ def _evaluated(
         weights = made.weights * real[:, None].astype(np.float32)
         lengths = store.lengths[part].astype(np.int32)
         arrays = (made.input_ids, lengths, made.positions, made.labels, weights)
-        yield made.labels, weights, compiled(*(tf.constant(a) for a in arrays)).numpy()
+        yield weights, compiled(*(tf.constant(a) for a in arrays)).numpy()

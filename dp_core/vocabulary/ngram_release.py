@@ -21,14 +21,13 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dp_core.config.privacy import MechanismName
 from dp_core.data.privacy_units import UnitTexts
 from dp_core.data.tokens import HeldItems, WordCodes, encode_bert_words, held_once
 from dp_core.errors import BadInput
@@ -203,7 +202,7 @@ def calibrate(
     *,
     unit: PrivacyUnit | None = None,
     declared_units: int,
-    mechanism: MechanismName = "elimination",
+    mechanism: Literal["elimination", "gaussian"] = "elimination",
 ) -> PhrasePlan:
     """Return the plan with approximately the least noise at which all rounds cost at most ε.
 
@@ -213,15 +212,13 @@ def calibrate(
         per_unit: N, the largest number of distinct phrases of a unit that count in one round.
         unit: the unit that is added or removed. declared_units: public upper bound on the number
             of units.
-        mechanism: the mechanism of every round; not `paper`, which is not calibrated.
+        mechanism: the mechanism of every round.
 
     Raises:
         BadInput: a target is out of range, or no noise reaches it.
         PlanError: δ is not below 1/declared_units.
     """
     check_target(epsilon, delta, per_unit)
-    if mechanism == "paper":
-        raise BadInput("the paper's histogram is not calibrated", where="mechanism of phrases")
     # The charge of all rounds is nearly proportional to the ε of one, so a few trials find it.
     # Basic composition bounds the ε of one from below. A single round spends its δ on new phrases;
     # noise that hides shared phrases in all rounds together needs a part of δ too.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dp_core.data.corpus import MARK, Document, remake_shards, shards_of_mark, write_corpus
 from dp_core.data.readers.quarantine import Quarantine
-from dp_core.data.readers.registry import read_corpus
+from dp_core.data.readers.registry import corpus_readers, read_source
 from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput
@@ -87,8 +87,8 @@ def _documents(
     spec: CorpusSpec, opened: list[Opened], quarantine: Quarantine
 ) -> Iterator[Document]:
     if spec.format != "synthetic":
-        public, path = spec.role == "public", opened[0].path
-        return read_corpus(spec.format, path, quarantine, columns=spec.columns, public=public)
+        readers = corpus_readers(spec.columns, public=spec.role == "public")
+        return read_source(readers, spec.format, opened[0].path, quarantine)
     if spec.role == "private":
         return notes(spec.synthetic_patients, spec.seed)
     return public_text(PUBLIC_PER_PATIENT * spec.synthetic_patients, spec.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from dp_core.config.training import Head
 from dp_core.data.labelled_text import LabelledItem, LabelledText, Sentence, all_entities, fold_of
+from dp_core.data.readers import registry
 from dp_core.data.readers.labelled_texts import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine
-from dp_core.data.readers.registry import read_labelled_texts, read_sentences
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput, read_checked
@@ -110,13 +110,14 @@ def _lack(kind: _Kind) -> str:
 def _read(
     kind: _Kind, spec: EntitiesSpec, context: StepContext, part: str, path: Path
 ) -> list[Any]:
+    readers: Mapping[str, registry.Reader[Any]] = (
+        registry.sentence_readers(public=spec.public, scheme=spec.scheme)
+        if spec.head == "entities"
+        else registry.labelled_text_readers(pairs=spec.head == "pairs")
+    )
     quarantine = Quarantine()
     with listed(quarantine, context, f"{part}_quarantine.json"):
-        items: list[Any] = (
-            [*read_sentences(spec.format, path, quarantine, public=spec.public, scheme=spec.scheme)]
-            if spec.head == "entities"
-            else [*read_labelled_texts(spec.format, path, quarantine, pairs=spec.head == "pairs")]
-        )
+        items = list(registry.read_source(readers, spec.format, path, quarantine))
     if quarantine.schemes and spec.public:  # of private tags, only the list of the reader says it
         log(f"{part}: the tags are {' or '.join(quarantine.schemes)}")
     label = Public if spec.public else Operator

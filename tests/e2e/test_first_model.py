@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dp_core.data.readers.registry import read_corpus
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import corpus_readers, read_source
 from dp_core.models import hugging_face
 from tasks.demo_data.notes import notes
 from tasks.protocol.settings import JobSettings
@@ -108,7 +109,8 @@ def test_settings_for_a_parquet_table_read_the_same_documents(tmp_path):
     for write in (write_csv, write_parquet):
         suggested = [words[0] for words in person.init(write(tmp_path))]
         s = JobSettings.model_validate_json((tmp_path / "settings.json").read_bytes())
-        documents = read_corpus(s.private_format, s.private_path, columns=s.private_columns)
+        readers = corpus_readers(s.private_columns)
+        documents = read_source(readers, s.private_format, Path(s.private_path), Quarantine())
         columns = "private_columns=text:Befundtext,patient:Patient"
         settings = ("--settings", tmp_path / "settings.json")
         line = person.confide("run", *settings, "--set", columns, code=2)

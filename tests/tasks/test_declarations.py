@@ -214,13 +214,13 @@ def test_file_changed_after_its_declaration_is_refused(ward):
 
 def test_file_changed_between_check_and_reading_is_not_read(ward, monkeypatch):
     ward.declare(ward.files / "wiki")
-    read = corpus.read_corpus
+    read = corpus.read_source
 
     def swapped(*given: Any, **more: Any) -> Any:
         (ward.files / "wiki" / "leaf.txt").write_text(PRIVATE)
         return read(*given, **more)
 
-    monkeypatch.setattr(corpus, "read_corpus", swapped)
+    monkeypatch.setattr(corpus, "read_source", swapped)
     spec = corpus_spec(ward.files / "wiki", format="text")
     assert run(spec) == 0
     shards = output_folder(ward.home, spec.output).rglob("*.parquet")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import set_options
 
-from dp_core.data.readers.registry import read_corpus
+from dp_core.data.readers.quarantine import Quarantine
+from dp_core.data.readers.registry import corpus_readers, read_source
 from dp_core.errors import BadInput
 from tasks.commands.init_command import NoteSource
 
@@ -121,7 +122,8 @@ def test_one_row_changes_neither_the_settings_nor_the_other_notes(tmp_path, suff
     for more in (lines, [*lines, added], [*lines[:1], added, *lines[1:]]):
         file.write_bytes(b"\n".join(more))
         source = NoteSource.of(file, {})
-        notes = read_corpus(source.format, str(file), columns=source.settings["private_columns"])
+        readers = corpus_readers(source.settings["private_columns"])
+        notes = read_source(readers, source.format, file, Quarantine())
         others = [note for note in notes if note.text.startswith("Tag")]
         read.append((source.settings, [*source.units], others))
     assert read[0] == read[1] == read[2] and len(others) == 24

@@ -60,7 +60,7 @@ class _Concept:
 
 
 def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    """Yield the sentences of all documents under a folder; see `read_sentences`.
+    """Yield the sentences of all documents under a folder; see `read_source`.
 
     A concept that differs from the text at its offsets puts all lines of its sentence into
     quarantine.
@@ -263,7 +263,7 @@ _DOCUMENT = "-DOCSTART-"
 def read_columns(
     path: Path, quarantine: Quarantine, *, public: bool = False, scheme: TagScheme | None = None
 ) -> Iterator[Sentence]:
-    """Yield sentences; the first column is the token, the last the tag (see `read_sentences`).
+    """Yield sentences; the first column is the token, the last the tag (see `read_source`).
 
     A document is named by its file and the number of lines `-DOCSTART-` before it in that file.
     Tags become IOB2. A sentence with a bad line is quarantined as a whole: training and scores
@@ -277,7 +277,7 @@ def read_columns(
             occur in a text, so it must not make privacy units: a private file is one document.
 
     Raises:
-        PrivateTextRefusal: as `read_sentences`; or a private file is divided.
+        PrivateTextRefusal: as `read_source`; or a private file is divided.
     """
 
     quarantine.schemes = [*get_args(TagScheme)]

@@ -47,7 +47,7 @@ _NO_MAJORITY = "-"
 def read_texts(
     path: Path, quarantine: Quarantine, *, format: str, pairs: bool
 ) -> Iterator[LabelledText]:
-    """Yield the texts of a file or folder; see `read_labelled_texts`.
+    """Yield the texts of a file or folder; see `read_source`.
 
     Args:
         path: a file or folder.

@@ -143,7 +143,7 @@ def recognised(names: Sequence[str]) -> dict[str, list[str]]:
 def read_table(
     path: Path, quarantine: Quarantine, *, format: str, layout: Layout
 ) -> Iterator[Document]:
-    """Yield the documents of a file or folder; see `read_corpus`.
+    """Yield the documents of a file or folder; see `read_source`.
 
     A row without a patient is rejected if it has a column of patients, or the layout names one.
 

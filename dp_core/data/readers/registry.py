@@ -38,8 +38,9 @@ def corpus_readers(columns: str = "", *, public: bool = False) -> Mapping[str, R
     """Return the readers of documents by format.
 
     Args:
-        columns: the columns of a table; see `note_tables.Layout.parse`.
-        public: whether the text is public.
+        columns: the columns of a table, recognised by common names if it is empty; see
+            `note_tables.Layout.parse`.
+        public: whether the text is public; files in the layout of WikiText are then cut.
     """
     tables = {
         format: partial(read_table, format=format, layout=layout_of(format, columns))
@@ -71,72 +72,25 @@ def labelled_text_readers(*, pairs: bool = False) -> Mapping[str, Reader[Labelle
     return {name: partial(read_texts, format=name, pairs=pairs) for name in ("jsonl", "tsv")}
 
 
-def read_corpus(
-    format: str,
-    path: Path | str,
-    quarantine: Quarantine | None = None,
-    *,
-    columns: str = "",
-    public: bool = False,
-) -> Iterator[Document]:
-    """Yield the documents of a file or folder.
+def read_source(
+    readers: Mapping[str, Reader[Item]], format: str, path: Path, quarantine: Quarantine
+) -> Iterator[Item]:
+    """Yield the documents, sentences or texts of a file or folder.
 
     Args:
-        format: one of `corpus_readers`; files of each may be .gz or .xz.
+        readers: the readers by format, of one of the functions above.
+        format: one of these formats; files of each may be .gz or .xz.
         path: a file, or a folder that is searched at any depth.
-        quarantine: counts the unusable items; a new one by default.
-        columns: the columns of a table; recognised by common names if it is empty.
-        public: whether the text is public; files in the layout of WikiText are then cut.
+        quarantine: counts the unusable items.
 
     Raises:
         BadInput: a wrong path, format or header; a source that holds anything but readable files
             and folders; a damaged table; or, at the end, too large a share in
             quarantine. Never with any text in it.
     """
-    readers = corpus_readers(columns, public=public)
-    return _read(readers, "a corpus", format, Path(path), quarantine)
-
-
-def read_sentences(
-    format: str,
-    path: Path | str,
-    quarantine: Quarantine | None = None,
-    *,
-    public: bool = False,
-    scheme: TagScheme | None = None,
-) -> Iterator[Sentence]:
-    """Yield the sentences of a file or folder; as `read_corpus`, of `sentence_readers`."""
-    readers = sentence_readers(public=public, scheme=scheme)
-    return _read(readers, "an entities", format, Path(path), quarantine)
-
-
-def read_labelled_texts(
-    format: str, path: Path | str, quarantine: Quarantine | None = None, *, pairs: bool = False
-) -> Iterator[LabelledText]:
-    """Yield the texts of a file or folder; as `read_corpus`, of `labelled_text_readers`.
-
-    Args:
-        format: `jsonl` or `tsv`.
-        path: a file, or a folder that is searched at any depth.
-        quarantine: counts the unusable items; a new one by default.
-        pairs: each text has a second one.
-    """
-    readers = labelled_text_readers(pairs=pairs)
-    return _read(readers, "a labelled text", format, Path(path), quarantine)
-
-
-def _read(
-    readers: Mapping[str, Reader[Item]],
-    kind: str,
-    format: str,
-    path: Path,
-    quarantine: Quarantine | None,
-) -> Iterator[Item]:
     if format not in readers:
-        raise BadInput(
-            f"{format!r} is not {kind} format", where="format", fix=f"Use {', '.join(readers)}."
-        )
-    quarantine = Quarantine() if quarantine is None else quarantine
+        fix = f"Use {', '.join(readers)}."
+        raise BadInput(f"{format!r} is no format of these texts", where="format", fix=fix)
     yield from readers[format](path, quarantine)
     quarantine.finish(str(path))
 
@@ -150,7 +104,7 @@ _TITLE = re.compile(r" = [^=\s][^=\n]* = *\n?")
 def read_plain_text(
     path: Path, quarantine: Quarantine, *, public: bool = False
 ) -> Iterator[Document]:
-    """Yield each file of a file or folder as one document; see `read_corpus`.
+    """Yield each file of a file or folder as one document; see `read_source`.
 
     Memory holds one document at a time.
 

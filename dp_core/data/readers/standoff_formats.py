@@ -142,7 +142,7 @@ _NO_ENTITY = ("R", "E", "A", "M", "N", "#", "*")  # first characters of other an
 
 
 def read_brat(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    """Yield the sentences of all documents under a folder; see `read_sentences`."""
+    """Yield the sentences of all documents under a folder; see `read_source`."""
 
     def document(name: str, text: Path, annotations: Path) -> Iterator[Sentence | Reason]:
         return _sentences_of_file(_parsed_brat, name, text, annotations)
@@ -172,7 +172,7 @@ _TAG = re.compile(
 
 
 def read_i2b2_xml(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    """Yield the sentences of a file or folder of i2b2 2012; see `read_sentences`."""
+    """Yield the sentences of a file or folder of i2b2 2012; see `read_source`."""
 
     def sentences_of(file: Path) -> Iterator[tuple[int, Sentence | Reason]]:
         name = unpacked_name(file, path)[: -len(".xml")]
@@ -203,7 +203,7 @@ _PART = re.compile(r"([^|\t]+)\|([ta])\|(.*)", re.DOTALL)
 
 
 def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
-    """Yield the sentences of a file or folder; see `read_sentences`.
+    """Yield the sentences of a file or folder; see `read_source`.
 
     The longer of overlapping entities is kept, and the first of equally long ones. An entity that
     differs from the text at its offsets puts its article into quarantine.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,7 @@ from dp_core.data.labelled_text import LabelledText, Sentence, fold_of, unit_ids
 from dp_core.data.privacy_units import units_of
 from dp_core.data.readers import registry
 from dp_core.data.readers.labelled_texts import with_patients
+from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.token_store import PackedRows, ShardRows, TokenStore
 from dp_core.data.tokens import BERT, HeldItems
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -117,6 +119,13 @@ def without_ids(notes: Sequence[Note]) -> list[Note]:
     return [replace(note, patient="", document="") for note in notes]
 
 
+READERS: dict[str, Mapping[str, registry.Reader[Any]]] = {
+    "corpus": registry.corpus_readers(),
+    "sentences": registry.sentence_readers(),
+    "classes": registry.labelled_text_readers(),
+}
+
+
 @dataclass(frozen=True)
 class Format:
     """One format: writes notes, reads them again, and returns the contributions of units."""
@@ -130,12 +139,13 @@ class Format:
     def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
         """Return the contributions of all units, in no order, for every kind of choice."""
         kind, format = self.kind.split()
+        items = registry.read_source(READERS[kind], format, folder, Quarantine())
         if kind == "corpus":
-            return of_corpus(registry.read_corpus(format, folder), folder, unit)
+            return of_corpus(items, folder, unit)
         if kind == "classes":
-            return of_labels(list(registry.read_labelled_texts(format, folder)), unit)
+            return of_labels(list(items), unit)
         patients = json.loads((folder / "patients.json").read_text())
-        return of_labels(with_patients(registry.read_sentences(format, folder), patients), unit)
+        return of_labels(with_patients(items, patients), unit)
 
 
 def of_corpus(
@@ -335,9 +345,7 @@ CASES = [
 
 def test_every_registered_reader_has_its_property_test():
     assert {format.kind for format in FORMATS} == {
-        *(f"corpus {name}" for name in registry.corpus_readers()),
-        *(f"sentences {name}" for name in registry.sentence_readers()),
-        *(f"classes {name}" for name in registry.labelled_text_readers()),
+        *(f"{kind} {format}" for kind, readers in READERS.items() for format in readers)
     }
 
 
@@ -403,9 +411,9 @@ def test_all_spellings_of_a_patient_are_one_unit_in_every_format(tmp_path, forma
         for i, spelling in enumerate(listed)
     ]
     format.write(notes, tmp_path)
-    documents = corpus_of(
-        tmp_path / "corpus", registry.read_corpus(format.kind.split()[1], tmp_path)
-    )
+    kind, name = format.kind.split()
+    read = registry.read_source(READERS[kind], name, tmp_path, Quarantine())
+    documents = corpus_of(tmp_path / "corpus", read)
     units = units_of(iter(documents), PrivacyUnit.PATIENT, 1)
     assert {unit.unit_id: sorted(unit.texts) for unit in units} == {
         patient: ["note 0", "note 1", "note 2"] for patient in spellings

@@ -74,10 +74,6 @@ def test_perplexity_averages_over_pieces_and_not_over_rows(model, tmp_path):
     norm = math.log(math.exp(3) + WORDS - 1)
     expected = math.exp((5 * (norm - 3) + norm) / 6)
     assert perplexity(model, store, seed=0) == pytest.approx(expected, rel=1e-4)
-    pieces = np.zeros(WORDS, np.bool_)
-    pieces[7] = True  # by words: only word 8 begins one
-    by_words = perplexity(model, store, seed=0, continuation=pieces)
-    assert by_words == pytest.approx(math.exp(5 * (norm - 3) + norm), rel=1e-4)
 
 
 def test_markers_and_unknown_pieces_are_not_predicted(tmp_path):

@@ -40,13 +40,27 @@ def raw_bytes(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
+def _reader(readers: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    def read(
+        format: str, path: Path, quarantine: Quarantine | None = None, **fields: Any
+    ) -> Iterator[Any]:
+        quarantine = Quarantine() if quarantine is None else quarantine
+        return registry.read_source(readers(**fields), format, path, quarantine)
+
+    return read
+
+
+read_corpus, read_sentences = map(_reader, (registry.corpus_readers, registry.sentence_readers))
+read_labelled_texts = _reader(registry.labelled_text_readers)
+
+
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
     if format == "tsv":
-        return registry.read_labelled_texts
+        return read_labelled_texts
     if format in registry.sentence_readers():
-        return registry.read_sentences
+        return read_sentences
     # Only public text may hold many documents in one file.
-    return partial(registry.read_corpus, public=format == "text")
+    return partial(read_corpus, public=format == "text")
 
 
 def read_format(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reader_contract import SECRET, BadItem, ReaderContract, read_format
+from reader_contract import SECRET, BadItem, ReaderContract, read_format, read_sentences
 from seqeval import scheme as seqeval
 from seqeval.metrics.sequence_labeling import get_entities
 
@@ -13,7 +13,6 @@ from dp_core.config.data import TagScheme
 from dp_core.data.labelled_text import Entity, Sentence, entities
 from dp_core.data.readers.entity_formats import entities_of, fits, tags_of
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import read_sentences
 from dp_core.data.readers.sources import LONGEST
 from dp_core.errors import BadInput
 

@@ -1,11 +1,10 @@
 import gzip
 import lzma
 
-from reader_contract import SECRET, BadItem, ReaderContract, read_format
+from reader_contract import SECRET, BadItem, ReaderContract, read_corpus, read_format
 
 from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Reason
-from dp_core.data.readers.registry import read_corpus
 from dp_core.data.readers.sources import LONGEST
 
 

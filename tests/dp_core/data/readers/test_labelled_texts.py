@@ -2,12 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
-from reader_contract import SECRET, BadItem, ReaderContract
+from reader_contract import SECRET, BadItem, ReaderContract, read_labelled_texts
 
 from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.readers.labelled_texts import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import read_labelled_texts
 from dp_core.errors import BadInput
 
 HEADER = "text\tlabel\n"

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.csv import write_csv
-from reader_contract import NAME, SECRET, BadItem, ReaderContract, read_format
+from reader_contract import NAME, SECRET, BadItem, ReaderContract, read_corpus, read_format
 
 from dp_core.data.corpus import Document
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import read_corpus
 from dp_core.data.readers.sources import LONGEST
 from dp_core.errors import BadInput, PrivateTextRefusal
 

@@ -4,10 +4,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from reader_contract import read_corpus, read_labelled_texts, read_sentences
 
 from dp_core.data.labelled_text import entities
 from dp_core.data.readers.quarantine import Quarantine
-from dp_core.data.readers.registry import read_corpus, read_labelled_texts, read_sentences
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("CONFIDE_DATA"), reason="CONFIDE_DATA does not name a folder of data sets"
