@@ -250,7 +250,9 @@ def write_json_lines(file: Path, rows: Iterable[object]) -> None:
 
 def write_jsonl(notes: Sequence[Note], folder: Path) -> None:
     rows = (
-        {"patient_id": n.patient, "document_id": n.document or None, "text": n.text} for n in notes
+        ({"patient_id": n.patient} if n.patient else {})
+        | {"document_id": n.document or None, "text": n.text}
+        for n in notes
     )
     write_json_lines(folder / "notes.jsonl", rows)
 
