@@ -245,17 +245,9 @@ def test_order_of_class_names_does_not_change_their_ids():
         assert spec.entity_types == ()
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"entities_unit": "patient", "entities_patients": "/p.csv"},
-        {"entities_dataset": "labels"},
-        {"unit": "document"},
-        {**PRIVATE_PAIRS, "entities_unit": "patient"},  # texts need no list of patients
-    ],
-)
-def test_private_labels_are_charged_to_the_notes_or_to_a_separate_data_set(more):
-    settings = JobSettings.model_validate({**PRIVATE_LABELS, **NOTES, **more})
+@pytest.mark.cases
+def test_private_labels_are_charged_to_the_notes_or_to_a_separate_data_set(base, more):
+    settings = JobSettings.model_validate({**BASES[base], **NOTES, **more})
     assert settings.entities_charged_to == more.get("entities_dataset", "notes")
 
 

@@ -116,15 +116,7 @@ class LauncherConformance:
         assert answer["outputs"] == [plan({}, None)["vocabulary"].output]
         assert operator.tracked_at == URL
 
-    @pytest.mark.parametrize(
-        ("code", "words", "never_again"),
-        [
-            (2, "bad input, not retried", True),
-            (3, "privacy budget exceeded, not retried", True),
-            (1, "exit code 1", False),
-            (143, "exit code 143", False),
-        ],
-    )
+    @pytest.mark.cases
     def test_bad_input_and_an_exceeded_budget_alone_are_not_tried_again(
         self, code, words, never_again, monkeypatch
     ):
@@ -172,9 +164,7 @@ class LauncherConformance:
         assert len(words) == 5
         assert spec_from_json(base64.b64decode(words[4].partition(",")[2])) == spec
 
-    @pytest.mark.parametrize(
-        "task", ["vocabulary", "private_store", "pretraining", "private_corpus", "report"]
-    )
+    @pytest.mark.cases
     def test_only_steps_that_need_the_cluster_know_its_address(self, task, monkeypatch):
         names = ("CONFIDE_CLUSTER", "CONFIDE_CLUSTER_SECRETS", "CONFIDE_HOSTS")
         for name, value in zip(names, ("ray-head:6379", "/secrets", "2"), strict=True):

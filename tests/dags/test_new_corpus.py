@@ -48,20 +48,10 @@ def test_an_event_is_data_and_changes_nothing_but_the_version(module, corpus, ex
     assert "rm -rf" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"ward-notes": {"layer": 3}}, "ward-notes: layer: unknown setting"),
-        ({"ward notes": NOTES}, "private_dataset"),
-        ({"ward-notes": NOTES | {"data_version": "3"}}, "data_version comes with the event"),
-        ({"ward-notes": 3}, "not an object"),
-        ([], "not a JSON object"),
-        (b"\xff\xfe\x00", "cannot be read (not UTF-8)"),
-    ],
-)
+@pytest.mark.cases
 def test_invalid_corpora_are_one_line_of_import_error(monkeypatch, tmp_path, content, words):
     file = tmp_path / "corpora.json"
-    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    file.write_text(content, encoding="latin-1")
     monkeypatch.setenv("CONFIDE_CORPORA", str(file))
     with pytest.raises((ValueError, BadInput), match="CONFIDE_CORPORA") as refused:
         runpy.run_path(str(DAG_FILE))

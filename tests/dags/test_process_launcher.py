@@ -120,11 +120,7 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(store, monkeypatch)
     assert (spec, spec.seed) == (work.spec, 7)
 
 
-@pytest.mark.parametrize(
-    ("changes", "hides"),
-    [(PRIVATE, False), (PRIVATE | {"selection": "random-count"}, True),
-     ({"selection": "random-count"}, False)],
-)  # fmt: skip
+@pytest.mark.cases
 def test_every_task_of_a_private_selection_hides_its_count(store, changes, hides):
     """Even tasks without private training do so, because their times depend on the count."""
     params = {"sweep_baselines": "public-training"} | changes

@@ -15,10 +15,7 @@ ENVIRONMENTS = Path(__file__).parents[2] / ".venv"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "device", "package"),
-    [("tpu", "mock-tpu:2", "tensorflow-tpu"), ("gpu", "cpu", "nvidia-cudnn-cu12")],
-)
+@pytest.mark.cases
 def test_job_runs_with_the_packages_for_an_accelerator(tmp_path, name, device, package):
     environment = ENVIRONMENTS / f"task-{name}"
     python = environment / "bin" / "python"

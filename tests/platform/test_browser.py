@@ -4,6 +4,7 @@
 the tests are skipped. A screenshot of each page is saved in `ci-artifacts/screenshots`.
 """
 
+import json
 import os
 import re
 import shutil
@@ -224,24 +225,8 @@ def test_report_opens_from_the_page_of_the_task(person, run):
     person.keep("report")
 
 
-NOTES = "gs://confide/walk/station-5.csv"
 HEADER = "PatNr;DokNr;Datum;Befundtext"
-WARD = {
-    "private_format": "csv",
-    "private_path": NOTES,
-    "private_dataset": "station-5",
-    "declared_units": 50,
-    "target_epsilon": 20,
-    "vocabulary_size": 300,
-    "layers": 1,
-    "hidden": 64,
-    "sequence_length": 16,
-    "epochs": 1,
-    "public_steps": 2,
-    "public_batch_size": 8,
-    "batch_size": 16,
-    "canaries_per_group": 1,
-}
+WARD: dict[str, Any] = json.loads(Path(__file__).with_name("ward_job.json").read_text())
 
 
 def test_csv_of_a_hospital_becomes_an_exported_model_through_the_form(stack, person):
@@ -249,7 +234,7 @@ def test_csv_of_a_hospital_becomes_an_exported_model_through_the_form(stack, per
         f"{note % 40};{note};{note % 28 + 1:02}.03.2024;Übergabe: Puls {60 + note % 30}, stabil."
         for note in range(120)
     ]
-    stack.put(NOTES, "\n".join([HEADER, *rows]))
+    stack.put(WARD["private_path"], "\n".join([HEADER, *rows]))
     stack.confide(
         "ledger", "register", "station-5", "--unit=patient", "--epsilon=20", "--delta=1e-4"
     )

@@ -213,10 +213,7 @@ def test_dependencies_are_copied_before_code(file):
     assert all(text.rindex("COPY --from=environment") < start for start in code_after_lock)
 
 
-@pytest.mark.parametrize(
-    ("image", "entries"),
-    [("airflow", ["dags"]), ("task", ["tasks.__main__", "tasks.cli", "tasks.steps"])],
-)
+@pytest.mark.cases
 def test_image_contains_every_imported_module(image, entries):
     text = (ROOT / "docker" / f"{image}.Dockerfile").read_text()
     sources = " ".join(re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M)).split()

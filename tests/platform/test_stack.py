@@ -66,9 +66,7 @@ def test_mlflow_refuses_foreign_host_names(stack):
     assert refused(lambda: urllib.request.urlopen(request, timeout=30))[0] == 403  # noqa: S310
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("noise_multiplier", -1), ("device", "abacus"), ("layers", "two")]
-)
+@pytest.mark.cases
 def test_invalid_value_is_refused_with_its_reason(stack, setting, value):
     status, words = refused(lambda: stack.trigger("dp_bert", {**TINY, setting: value}))
     assert status == 400

@@ -21,10 +21,7 @@ def environments(tmp_path, monkeypatch):
     return script
 
 
-@pytest.mark.parametrize(
-    ("machine", "lock"),
-    [("bin/nvidia-smi", "task-gpu"), ("dev/accel0", "task-tpu"), ("dev/null", "task")],
-)
+@pytest.mark.cases
 def test_tensorflow_is_the_build_for_the_accelerator_of_the_machine(
     environments, tmp_path, monkeypatch, machine, lock
 ):

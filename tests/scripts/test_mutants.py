@@ -99,17 +99,7 @@ def test_bug_that_cannot_be_planted_is_named(project, capsys):
     assert "gone: its `now` occurs 0 times" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"planted": "2 * x"}, "nothing is planted"),
-        ({"planted": "2 * ("}, "not Python"),
-        ({"now": "x"}, "occurs 2 times"),
-        ({"tests": ()}, "names no test"),
-        ({"tests": ("test_gone.py",)}, "there is no test_gone.py"),
-        ({"file": "gone.py"}, "there is no gone.py"),
-    ],
-)
+@pytest.mark.cases
 def test_stale_bug_is_reported_with_its_reason(project, change, word):
     bug = mutants.Mutant("room", "bug", "code_under_test.py", "2 * x", "3 * x", ("test_it.py",), "")
     assert mutants.stale(project, bug) == ""

@@ -124,10 +124,7 @@ def test_cost_of_made_up_data_needs_no_registration(confide, deployment):
     assert "confide ledger register" in confide.refused(*words, *set_options(**ON_NOTES))
 
 
-@pytest.mark.parametrize(
-    ("source", "note"),
-    [("public", "costs nothing (ε 0)"), ("nonprivate", "finite ε"), ("public+private", "")],
-)
+@pytest.mark.cases
 def test_cost_names_a_vocabulary_that_is_not_charged(confide, deployment, source, note):
     words = ["ledger", "cost", "--set", f"vocabulary_source={source}"]
     text = confide(*words)[1]
@@ -227,9 +224,7 @@ def test_error_is_one_line_with_exit_code_2(confide, command, reason):
     assert reason in confide.refused(*shlex.split(command))
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"), [("file", "be made ("), ("file/below", "be made ("), ("", "be written")]
-)
+@pytest.mark.cases
 def test_home_that_cannot_be_created_or_written_is_refused(
     confide, monkeypatch, tmp_path, place, reason
 ):
@@ -260,10 +255,7 @@ def test_every_command_shows_an_example_that_it_understands(confide, verb):
         assert confide(*words, "--help")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "suggestion"),
-    [(["reprot"], "report"), (["run", "--prest"], "--preset"), (["ledger", "regster"], "register")],
-)
+@pytest.mark.cases
 def test_mistyped_command_or_option_gets_a_suggestion(confide, words, suggestion):
     assert f"'{suggestion}'" in confide.refused(*words)
 

@@ -85,33 +85,20 @@ def invalid_record(*, right: int = 30, key: str = LOWER_BOUND.key, label: Label 
 GOOD, BAD, WEAK = record("consistent"), record("contradicted"), record("inconclusive")
 INVALID = invalid_record()
 LOOK = record("inconclusive", bound=False, name="Exposure")
-ASIDE = record("consistent", bound=False)
-SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Membership")
+RECORDS = {
+    **{"good": GOOD, "bad": BAD, "weak": WEAK, "invalid": INVALID, "look": LOOK},
+    "not run": record("not run"),
+    "aside": record("consistent", bound=False),
+    "secret": record("inconclusive", bound=False, label=Label.OPERATOR, name="Membership"),
+    "invalid at 60": invalid_record(right=60),
+    "invalid of the operator": invalid_record(label=Label.OPERATOR),
+    "contradicted of the operator": record("contradicted", label=Label.OPERATOR),
+}
 
 
-@pytest.mark.parametrize(
-    ("records", "word"),
-    [
-        ([], "not audited"),
-        ([record("not run")], "not audited"),
-        ([ASIDE, LOOK], "not audited"),
-        ([GOOD], "consistent"),
-        ([GOOD, ASIDE, record("not run")], "consistent"),
-        ([GOOD, LOOK], "inconclusive"),
-        ([GOOD, SECRET], "consistent"),
-        ([WEAK], "not audited"),
-        ([GOOD, WEAK], "inconclusive"),
-        ([INVALID], "invalid"),
-        ([GOOD, INVALID], "invalid"),
-        ([invalid_record(right=60)], "invalid"),
-        ([invalid_record(label=Label.OPERATOR)], "invalid"),
-        *[([GOOD] * before + [BAD] + [GOOD] * (3 - before), "contradicted") for before in range(4)],
-        ([INVALID, BAD], "contradicted"),
-        ([record("contradicted", label=Label.OPERATOR), GOOD], "contradicted"),
-    ],
-)
+@pytest.mark.cases
 def test_worst_record_decides_the_verdict(records, word):
-    verdict = verdict_of("ε = 4", records)
+    verdict = verdict_of("ε = 4", [RECORDS[name] for name in records])
     assert verdict.word == word
     assert verdict.sentence.startswith("ε = 4: ")
 
@@ -222,19 +209,10 @@ def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate):
     assert gate.judged()["verdict"] == "consistent"
 
 
-@pytest.mark.parametrize(
-    ("record", "audited_rule", "unaudited_rule"),
-    [
-        (GOOD, True, True),
-        (None, False, True),
-        (WEAK, False, True),
-        (INVALID, False, False),
-        (BAD, False, False),
-    ],
-)
+@pytest.mark.cases
 def test_promotion_follows_the_verdict_and_the_rule(gate, record, audited_rule, unaudited_rule):
-    if record is not None:
-        gate.audited(record)
+    if record:
+        gate.audited(RECORDS[record])
     rules = ("audited", "unaudited", "approved")
     promoted = {rule: gate.judged(rule)["promoted"] for rule in rules}
     assert promoted == {"audited": audited_rule, "unaudited": unaudited_rule, "approved": False}

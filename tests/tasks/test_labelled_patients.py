@@ -48,10 +48,7 @@ def test_all_documents_of_a_patient_are_one_unit(untracked, spec):
     assert len(set(unit_ids([*train, *train], PrivacyUnit.EXAMPLE))) == 4
 
 
-@pytest.mark.parametrize(
-    ("patients", "reason"),
-    [("a.tsv#0,p\nb.tsv#0,q\n", "data_version"), ("a.tsv#0,p\n", "every training document")],
-)
+@pytest.mark.cases
 def test_changed_list_of_patients_needs_another_data_version_and_every_training_document(
     untracked, spec, tmp_path, patients, reason
 ):

@@ -169,9 +169,7 @@ def test_only_steps_that_need_the_cluster_receive_its_address():
         assert environment_for(steps[name], settings, apart=True).keys().isdisjoint(settings)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "hosts"), [("pool", "2"), ("", "1"), ("local:2", "two"), ("local:2", "99999")]
-)
+@pytest.mark.cases
 def test_invalid_number_of_hosts_is_refused(tmp_path, cluster, hosts):
     with pytest.raises(BadInput, match="CONFIDE_HOSTS"):
         deployment(tmp_path, CONFIDE_CLUSTER=cluster, CONFIDE_HOSTS=hosts)

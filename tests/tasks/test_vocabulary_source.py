@@ -91,10 +91,7 @@ def bert(untracked: Deployment, tmp_path: Path) -> Path:
 # --- public tokens need no private text
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["public", "checkpoint", "public+private", "private", "checkpoint+private", "nonprivate"],
-)
+@pytest.mark.cases
 def test_public_sources_cost_nothing_and_need_no_private_corpus(source):
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = job_steps(job)["vocabulary"]

@@ -48,9 +48,7 @@ def test_canaries_follow_their_patterns(vocabulary):
     assert once == again != other
 
 
-@pytest.mark.parametrize(
-    ("patterns", "rates"), [("HSS", "0.1"), ("HH", "0.1"), ("", "0.1"), ("HS", "0"), ("HS", "1.1")]
-)
+@pytest.mark.cases
 def test_bad_patterns_and_rates_are_refused(patterns, rates):
     with pytest.raises(ValidationError):
         config(patterns, rates)

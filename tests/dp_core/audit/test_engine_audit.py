@@ -106,9 +106,7 @@ def test_noise_per_shard_forgotten(monkeypatch):
     assert_contradicted(audited(Guesses(200, 200)))
 
 
-@pytest.mark.parametrize(
-    "record", ["EmbeddingRecord", "LinearRecord", "TiedProjectionRecord", "NormRecord"]
-)
+@pytest.mark.cases
 def test_a_layer_unclipped(monkeypatch, record):
     rule = getattr(layer_rules, record)
     true = rule.gradients

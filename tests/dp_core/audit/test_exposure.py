@@ -174,14 +174,7 @@ def test_p_value_of_the_largest_exposure_is_valid_for_the_smallest_group():
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(
-    ("kind", "canaries", "least", "most"),
-    [
-        *(("no memory", n, 0.94, 0.995 if n == 24 else 1) for n in (2, 4, 8, 24)),
-        *(("half bit", n, 0.94, 1) for n in (2, 4, 8, 24)),
-        ("rare failure", 24, 0.75, 0.93),  # the docstring of `interval` states 0.85
-    ],
-)
+@pytest.mark.cases
 def test_the_interval_covers_as_often_as_it_says(kind, canaries, least, most):
     draw, size = np.random.default_rng(canaries), (2000, canaries)
     ranks, truth = draw.integers(1, V + 1, size).astype(float), (V + 1) / 2  # without memory

@@ -11,9 +11,7 @@ RECORDS = json.loads((Path(__file__).parent / "audit_records.json").read_text())
 RUN: dict[str, Any] = RECORDS["run"]
 
 
-@pytest.mark.parametrize(
-    "missing", ["level", "value", "interval", "confidence", "null_control", "power"]
-)
+@pytest.mark.cases
 def test_an_audit_that_was_run_lacks_nothing(missing):
     with pytest.raises(ValidationError, match=f"lacks: {missing}"):
         AuditRecord(**{name: value for name, value in RUN.items() if name != missing})

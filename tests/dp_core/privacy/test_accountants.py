@@ -72,9 +72,7 @@ def test_reference_values_of_other_conversions_and_samplings():
 # --- closed forms: k composed Gaussians are one Gaussian, at any δ
 
 
-@pytest.mark.parametrize(
-    ("sigma", "steps"), [(1.0, 1), (30.0, 1), (0.3, 5), (100.0, 10_000), (1000.0, 1_000_000)]
-)
+@pytest.mark.cases
 @pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-14])
 def test_composition_is_an_upper_bound_and_tight(sigma, steps, delta):
     exact = gaussian_epsilon(delta, math.sqrt(steps) / sigma)
@@ -90,9 +88,7 @@ def test_delta_inverts_epsilon():
 # --- another implementation, where its rounding is negligible
 
 
-@pytest.mark.parametrize(
-    ("rate", "sigma", "steps", "delta"), [(0.01, 1.0, 500, 1e-6), (0.1, 2.0, 100, 1e-5)]
-)
+@pytest.mark.cases
 def test_agrees_with_dp_accounting(rate, sigma, steps, delta):
     theirs = PLDAccountant().compose(
         dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(sigma)), steps
@@ -158,18 +154,10 @@ def test_library_s_accounting_at_the_declared_bound_does_not_cover_fewer_units()
     assert true <= ours
 
 
-# Figures in docs/privacy.md: (units, cap, rate, updates) -> (ε here, ε of the library).
-LIBRARY_COMPARED = {
-    (1_000, 20, 0.02, 4): (4.27, 4.29),
-    (1_000, 20, 0.02, 84): (7.07, 7.29),
-    (100_000, 1_024, 0.01, 100): (6.10, 6.16),
-    (100_000, 1_152, 0.01, 1_000): (2.13, 2.13),
-}
-
-
-@pytest.mark.parametrize("case", LIBRARY_COMPARED)
-def test_cut_batches_cost_no_more_than_the_library_says(case):
-    units, cap, rate, steps = case
+@pytest.mark.cases
+def test_cut_batches_cost_no_more_than_the_library_says(
+    units, cap, rate, steps, epsilon, of_library
+):
     delta = 1e-5 if units == 1_000 else 1e-6
     ours = epsilon_pld(TruncatedPoissonGaussian(units, cap, ((rate, 1.0, steps),)), delta)
     library = (
@@ -179,7 +167,7 @@ def test_cut_batches_cost_no_more_than_the_library_says(case):
         .self_compose(steps)
         .get_epsilon_for_delta(delta)
     )
-    assert (round(ours, 2), round(library, 2)) == LIBRARY_COMPARED[case]
+    assert (round(ours, 2), round(library, 2)) == (epsilon, of_library)
     assert ours <= library
     (row,) = re.findall(
         rf"^\| {units:,} \| {cap:,} \| {rate} \| {steps:,} \| ([\d.]+) \| ([\d.]+) \|",
@@ -227,10 +215,7 @@ def test_extremes_are_answered_and_stay_valid(event, delta):
     assert 0 <= composed_profile(event)(1.0) <= 1
 
 
-@pytest.mark.parametrize(
-    ("rate", "sigma", "delta"),
-    [(1e-6, 0.3, 1e-9), (1e-3, 0.05, 1e-6), (0.01, 0.5, 1e-10), (1.0, 1.0, 1e-30)],
-)
+@pytest.mark.cases
 def test_one_step_at_the_edges_is_the_closed_form(rate, sigma, delta):
     """δ = Pr_P[x > x*] − e^ε Pr_Q[x > x*], where the ratio of the densities at x* is e^ε."""
     mu = 1 / sigma
@@ -291,15 +276,7 @@ def sampled(rate: float, steps: int, **more: Any) -> Callable[[float], PoissonGa
     return lambda sigma: PoissonGaussian.single(rate, sigma, steps, **more)
 
 
-@pytest.mark.parametrize(
-    ("target", "delta", "rate", "steps"),
-    [
-        (2.0, 1e-6, 0.01, 300),
-        (0.5, 1e-5, 0.3, 50),
-        (30.0, 1e-5, 0.05, 40),
-        *((wish, 1e-6, 0.05, 60) for wish in (0.1, 2.0, 20.0)),
-    ],
-)
+@pytest.mark.cases
 def test_steps_within_epsilon_invert_calibrated_noise(target, delta, rate, steps):
     sigma = noise_for(sampled(rate, steps), target, delta)
     reached = epsilon_pld(PoissonGaussian.single(rate, sigma, steps), delta)

@@ -144,9 +144,7 @@ def test_beyond_summation_the_bounds_enclose_the_sum(deviations):
     assert float(upper - lower) <= 1e-8 + 1e-5 * exact
 
 
-@pytest.mark.parametrize(
-    ("n", "sigma", "threshold"), [(12, 9.0, 6), (3, 9.0, 1), (7, 0.8, 3), (16, 9.0, 60)]
-)
+@pytest.mark.cases
 def test_the_worst_number_of_lone_words_is_found(n, sigma, threshold):
     """The search by halving finds the same bounds as an evaluation of every ℓ."""
     profile = profiles.HistogramProfile(n, sigma, threshold)

@@ -200,9 +200,7 @@ def test_selection_curve_equals_independent_implementation(law, shape):
     assert ours == pytest.approx(theirs, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "more", [{"eta": -1.0}, {"gamma": 1.0}, {"gamma": 0.0}, {"mean": 3.0}, {"delta": 0.0}]
-)
+@pytest.mark.cases
 def test_impossible_laws_are_refused(more):
     with pytest.raises(BadInput):
         geometric_selection(**more)

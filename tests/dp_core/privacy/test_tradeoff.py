@@ -65,10 +65,7 @@ def test_impossible_epsilon_delta_pairs_are_refused():
         PrivacyProfile.of_claim(1.0, 1.5).true_positive_rate(0.1)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta"),
-    [(0.0, 0.0), (1.0, 0.0), (0.7, 0.1), (2.0, 0.01), (0.5, 1e-3), (2.0, 1e-5)],
-)
+@pytest.mark.cases
 def test_an_epsilon_delta_curve_is_the_best_of_all_tests(epsilon, delta):
     # This mechanism dominates all (ε, δ)-DP mechanisms (Kairouz, Oh and Viswanath 2015).
     high = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))

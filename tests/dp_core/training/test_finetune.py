@@ -98,9 +98,7 @@ def examples_of(head, items, units, tokenizer, max_length=LENGTH):
 
 
 @pytest.mark.parametrize("epochs", [0, 8], ids=["private", "without privacy"])
-@pytest.mark.parametrize(
-    ("task", "type_vocab"), [("tags", 2), ("tags", 0), ("classes", 2), ("classes", 0)]
-)
+@pytest.mark.cases
 def test_fine_tuned_model_predicts_unseen_texts_and_is_saved_and_read(
     run, start_of, tokenizer, tmp_path, task, type_vocab, epochs
 ):
@@ -205,16 +203,8 @@ def test_heads_of_the_starting_model_are_dropped(start_of):
     assert again.parameters["tagger/kernel"].shape == (16, 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"units": ["a"]}, "the numbers of units and texts differ"),
-        ({"max_length": LENGTH + 1}, "max_length"),
-        ({"max_length": 3}, "max_length"),
-        ({"epochs": 1, "train": []}, "no texts"),
-    ],
-)
-def test_inconsistent_arguments_are_refused(run, changes, words):
+@pytest.mark.cases
+def test_arguments_that_do_not_fit_each_other_are_refused(run, changes, words):
     with pytest.raises(BadInput, match=words):
         run(updates=1, **changes)
 

@@ -128,9 +128,7 @@ def test_adamw_equals_the_published_rule(config, loudness):
         np.testing.assert_allclose(trainer.weights()[name], w, atol=1e-5 * loudness)
 
 
-@pytest.mark.parametrize(
-    "device,engine", [("cpu", "naive"), ("mock-tpu:2", "naive"), ("cpu", "tensorflow-privacy")]
-)
+@pytest.mark.cases
 def test_all_clipping_engines_train_the_same(config, store, device, engine):
     batches = batches_of(store, updates=1)
     fast = recorded(config, CLIPPED, batches=batches)

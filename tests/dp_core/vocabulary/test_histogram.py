@@ -43,10 +43,7 @@ def test_target_of_the_paper_gets_the_smallest_threshold():
     assert plan.event() == ThresholdedHistogram(N, plan.sigma, 1132, unit=PrivacyUnit.EXAMPLE)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "words"),
-    [(1.0, 1e-7, 64), (1.0, 1e-6, 1), (6.0, 1e-6, 100), (0.05, 1e-3, 3), (8.0, 1e-3, 300)],
-)
+@pytest.mark.cases
 def test_plan_provides_its_target_and_nearby_sigmas_need_no_smaller_threshold(
     epsilon, delta, words
 ):
@@ -74,13 +71,7 @@ def test_paper_mode_states_printed_and_true_delta():
     assert continuous_delta(N, 200.0, paper.threshold, 20.0) > 1.1e-4
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "words"),
-    [
-        (0.0, 1e-6, 10), (math.inf, 1e-6, 10), (1.0, 0.0, 10), (1.0, 1.0, 10), (1.0, 1e-6, 0),
-        *((epsilon, 1e-9, 256) for epsilon in (1e-300, 1e-9, 1e3, 1e300)),
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_targets_that_no_noise_reaches_are_refused(epsilon, delta, words):
     with pytest.raises(BadInput):
         calibrate(epsilon, delta, words)
@@ -118,15 +109,7 @@ def test_profile_of_one_word_per_unit_equals_enumeration(wish, delta):
     assert charged >= 0.995 * wish or plan.sigma < 2
 
 
-@pytest.mark.parametrize(
-    ("wish", "words", "delta"),
-    [
-        *((wish, 32, 1e-9) for wish in WISHES),
-        *((wish, 128, 1e-5) for wish in (0.1, 3.0, 10.0)),
-        (8.0, 256, 1e-9),
-        (10.0, 5000, 1e-5),
-    ],
-)
+@pytest.mark.cases
 def test_charged_epsilon_equals_requested_epsilon(wish, words, delta):
     charged = epsilon_pld(calibrate(wish, delta, words).event(), delta)
     assert 0.995 * wish <= charged <= wish

@@ -209,15 +209,7 @@ def test_rounds_draw_independent_noise():
     assert len(noised) == 3 and all(len(counts) == 2 for counts in noised)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "lengths", "n", "mechanism"),
-    [
-        (4.0, 1e-6, (3, 5), 100, "elimination"),
-        (1.0, 1e-7, (2, 3, 5), 2000, "elimination"),
-        (8.0, 1e-5, (2,), 40, "elimination"),
-        (4.0, 1e-6, (3, 5), 100, "gaussian"),
-    ],
-)
+@pytest.mark.cases
 def test_charged_epsilon_is_close_to_the_target_and_not_above(
     epsilon, delta, lengths, n, mechanism
 ):

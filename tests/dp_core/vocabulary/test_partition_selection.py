@@ -294,15 +294,7 @@ def test_every_threshold_check_is_charged():
     assert every.coin == pytest.approx(sum(alone), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"rule": "none"}, {"items_per_unit": 0}, {"scales": ()}, {"scales": (0,)},
-        {"checks": ()}, {"checks": ((0, 1, 5),)}, {"checks": ((0, 0, 0),)}, {"checks": ((0, 0),)},
-        {"largest": 0.0}, {"largest": 1.5}, {"rounding": -1},
-        {"scales": (9, 9), "checks": ((0, 1, 5),)}, {"scales": (9, 9), "checks": ((1, 0, 5),)},
-    ],
-)  # fmt: skip
+@pytest.mark.cases
 def test_invalid_parameters_are_refused(wrong):
     right = ComparedWeights(4, (10_000,), ((0, 0, 100_000),))
     with pytest.raises(BadInput):

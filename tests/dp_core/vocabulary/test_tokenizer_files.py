@@ -87,15 +87,7 @@ LISTED = "".join(f"{token}\n" for token in TOKENS)
 WORD_PIECES = {"type": "WordPiece", "vocab": {token: i for i, token in enumerate(TOKENS)}}
 
 
-@pytest.mark.parametrize(
-    ("stated", "tokens"),
-    [
-        ({}, ["pain", "odem", "odem"]),
-        ({"do_lower_case": False}, ["Pain", "Ödem", "odem"]),
-        ({"do_lower_case": False, "strip_accents": True}, ["Pain", "[UNK]", "odem"]),
-        ({"strip_accents": False}, ["pain", "[UNK]", "odem"]),
-    ],
-)
+@pytest.mark.cases
 @pytest.mark.parametrize("whole", [False, True])
 def test_checkpoint_is_normalized_as_it_states(tmp_path, stated, tokens, whole):
     written(tmp_path, {"vocab.txt": LISTED, "tokenizer_config.json": stated})

@@ -163,13 +163,7 @@ def test_stacks_that_start_at_the_same_time_choose_different_ports():
     assert {process.returncode for process in starting} == {0}
 
 
-HOSTILE_HOMES = [
-    "feature%2Fx", "per%20cent", "100%", "why?", "no#1", "sp ace", "Zürich", "日本", "a@b:c",
-    "a&b=c", "$HOME", "new\nline", "+plus", "semi;colon",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HOSTILE_HOMES)
+@pytest.mark.cases
 def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp_path, monkeypatch):
     home = tmp_path / name / "home"
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(home)})

@@ -142,9 +142,7 @@ def test_entities_without_a_scheme_are_those_of_seqeval(tags):
     assert entities_of(bilou) == entities_of(tags)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "prefixes"), [("iob1", "BI"), ("iob2", "BI"), ("iobes", "BIES"), ("bilou", "BILU")]
-)
+@pytest.mark.cases
 def test_tags_fit_a_scheme_if_the_strict_seqeval_explains_each_of_them(
     scheme: TagScheme, prefixes: str
 ) -> None:

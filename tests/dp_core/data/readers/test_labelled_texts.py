@@ -73,10 +73,7 @@ def test_quotes_in_a_table_are_part_of_the_text(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("header", "lacks"),
-    [("text\tsentence2", "label or gold_label"), ("label\ttext", "sentence2"), ("x", "text or")],
-)
+@pytest.mark.cases
 def test_a_table_without_a_column_is_refused(tmp_path, header, lacks):
     file = tmp_path / "a.tsv"
     file.write_text(f"{header}\na\tb\n")
@@ -87,13 +84,7 @@ def test_a_table_without_a_column_is_refused(tmp_path, header, lacks):
 SECRET = "Zyqvarnex"
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("list.csv", 'document,patient\nbeth/r1,p1\n"a, b",p2\n\n r2 ,p1\n'),
-        ("list.tsv", "beth/r1\tp1\na, b\tp2\nr2\tp1\n"),
-    ],
-)
+@pytest.mark.cases
 def test_each_document_gets_the_patient_in_the_list(tmp_path, name, content):
     file = tmp_path / name
     file.write_text(content)
@@ -107,23 +98,10 @@ def test_all_spellings_of_a_document_and_of_a_patient_are_one(tmp_path):
     assert [s.patient_id for s in with_patients(sentences, read_patients(file))] == ["7", "7"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        f"{SECRET}\n",
-        f"{SECRET},p,q\n",
-        f"{SECRET},\n",
-        f",{SECRET}\n",
-        f"{SECRET},p\n{SECRET},q\n",
-        f'"{SECRET},p\n',
-        "",
-        "document,patient\n",
-        b"\xff\xfe,p\n",
-    ],
-)
+@pytest.mark.cases
 def test_an_ambiguous_list_is_refused_without_quoting_it(tmp_path, content):
     file = tmp_path / "list.csv"
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    file.write_text(content, encoding="latin-1")
     with pytest.raises(BadInput, match="entities_patients") as refused:
         read_patients(file)
     assert SECRET not in str(refused.value)

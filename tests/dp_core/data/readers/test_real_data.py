@@ -64,10 +64,7 @@ def test_sentences_and_entities(kind, file, sentences, tokens, expected):
     assert q.rejected == 0
 
 
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [("train", {"Chemical": 5203, "Disease": 4182}), ("test", {"Chemical": 5385, "Disease": 4424})],
-)
+@pytest.mark.cases
 def test_pubtator_gives_the_entities_of_the_columns(part, expected):
     sentences, tokens, by_type, q = read("pubtator", f"ner_bc5cdr/pubtator_{part}.txt")
     assert by_type == expected
@@ -84,9 +81,7 @@ def test_a_wrong_offset_in_a_published_corpus_is_quarantined() -> None:
     assert by_type.total() > 5100
 
 
-@pytest.mark.parametrize(
-    ("part", "pairs", "articles"), [("train", 1469, 383), ("dev", 143, 41), ("test", 188, 47)]
-)
+@pytest.mark.cases
 def test_sentence_pairs(part, pairs, articles):
     q = Quarantine()
     path = data(f"evidence_inference_pairs/{part}.tsv")

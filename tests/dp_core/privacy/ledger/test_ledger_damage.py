@@ -244,10 +244,7 @@ def test_another_ledger_is_refused(ledger, url, seeds, tmp_path):
     assert ledger.confirm_memory(seeds) == ledger.identity()
 
 
-@pytest.mark.parametrize(
-    ("deleted", "lost"),
-    [(["entries WHERE spec_hash = 'two'"], 1), (["entries", "datasets", "budgets"], 2)],
-)
+@pytest.mark.cases
 def test_one_deleted_entry_is_missed(ledger, url, seeds, deleted, lost):
     release(ledger, seeds)
     release(ledger, seeds, "two")
