@@ -187,10 +187,14 @@ def counts(expected: list[Sentence], predicted: list[tuple[str, ...]]) -> list[l
     return [[micro.correct, micro.predicted, micro.expected] for micro in micros]
 
 
+def jobs(model: Path) -> Experiment:
+    """Return the jobs that continue the public model on private notes."""
+    return replace(CONTINUED, settings={**CONTINUED.settings, "public_model": str(model)})
+
+
 def continued(variant: str, folder: Path, home: Path, seed: int) -> list[dict[str, Any]]:
     """Return the figures of each model of one job that continues the public model."""
-    settings = {**CONTINUED.settings, "public_model": str(folder)}
-    study, job = Study(home), replace(CONTINUED, settings=settings)
+    study, job = Study(home), jobs(folder)
     key = study.key(job, variant, seed)
     if study.done(key) is None:
         study.run(job, variant, seed)

@@ -40,6 +40,7 @@ class Bench(StepContext):
         self.deployment, self.inputs, self.made_up = home, inputs, False
         self.run = cast(Any, SimpleNamespace(run_key="run", task="step"))
         self.releases: list[ReleaseRecord] = []
+        self.source_digests: dict[str, str] = {}
         self.tracker = cast(Any, SimpleNamespace(tag=lambda *_: None))
         self.spec_hash, self.durable = name, home.home / "context" / name
         self.out.mkdir(parents=True, exist_ok=True)

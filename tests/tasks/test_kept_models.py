@@ -260,7 +260,7 @@ def test_each_private_fine_tuning_of_an_earlier_model_is_charged():
     twice = JobSettings(**settings_of_job, **delta, kept_epochs="1")
     plans_of(budget_of_run(twice).charged, {})
     four_times = JobSettings(**settings_of_job, **delta, kept_epochs="1,2,3")
-    with pytest.raises(PlanError, match="δ of the data set labels"):
+    with pytest.raises(PlanError, match="δ under the budget of labels"):
         plans_of(budget_of_run(four_times).charged, {})
 
 

@@ -213,7 +213,7 @@ def test_rounds_draw_independent_noise():
 def test_charged_epsilon_is_close_to_the_target_and_not_above(
     epsilon, delta, lengths, n, mechanism
 ):
-    plan = calibrate(epsilon, delta, lengths, n, declared_units=5000, mechanism=mechanism)
+    plan = calibrate(epsilon, delta, tuple(lengths), n, declared_units=5000, mechanism=mechanism)
     charged = epsilon_pld(plan.event(), delta)
     assert 0.99 * epsilon <= charged <= epsilon
     # equals the composition of its rounds, each a separate selection
