@@ -76,7 +76,8 @@ def as_input(answer: StepOutput, context: Bench, step: str) -> Input:
         outputs={},
         metrics=[],
         releases=context.releases,
-        facts=json.loads(json.dumps(answer.facts)),
+        facts=json.loads(json.dumps(answer.facts))
+        | {"source_digests": dict(context.source_digests)},
     )
     return Input(result, context.out)
 
