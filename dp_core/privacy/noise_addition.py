@@ -241,7 +241,8 @@ def lattice_scale(
         raise PlanError(
             f"a noise multiplier of {noise_multiplier:g} on {values} values is out of range",
             where="plan.noise_multiplier",
-            fix="Choose less noise or fewer noise_bands, or train fewer parameters.",
+            fix="Choose one between 0.001 and 1000; a large one needs fewer noise_bands or "
+            "trained parameters.",
         )
     return scale
 

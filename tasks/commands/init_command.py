@@ -172,7 +172,7 @@ def _columns(path: Path, format: str, given: Mapping[str, str | None]) -> dict[s
     layout, names = layout_of(format, _setting(parts)), list[str]()
     try:
         names = header_of(path, format, layout)
-        # If there is no object, the reading of all lines tells the reason.
+        # If no line holds an object, the reading of all lines gives the reason.
         columns = layout.with_date(names) if names or format != "jsonl" else {}
     except BadInput as error:
         options = ", ".join(f"--{role} COLUMN" for role in ROLES)

@@ -68,7 +68,7 @@ def planned_release(spec: specs.Charged) -> Entry:
             does not cover.
     """
     planned = _planned(spec)
-    refuse_large_deltas(_by_budget([planned], {}))
+    refuse_large_deltas({planned.dataset: [planned]})
     return planned
 
 
