@@ -84,9 +84,9 @@ class UnitConfig(Config, section=ESSENTIALS):
     words_per_unit: int = setting(128, "Words per unit", section=MORE_PRIVACY, ge=1, le=100_000)
 
     @property
-    def example_words(self) -> int:
-        """Length of an example in words, which is part of that unit; 0 for other units."""
-        return self.words_per_unit if self.unit == "example" else 0
+    def example(self) -> str:
+        """What an example is, in words, if that is the unit; otherwise empty."""
+        return f"{self.words_per_unit} words" if self.unit == "example" else ""
 
 
 VocabularySource = Literal[

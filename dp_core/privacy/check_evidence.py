@@ -116,6 +116,7 @@ class _Mapping:
 
 _SHA256, _DAY, _NAME = r"[0-9a-f]{64}", r"\d{4}-\d\d-\d\d", r"\S(.*\S)?"
 _UNIT, _RELATION = {"example", "document", "patient"}, {_ADD_REMOVE, _ZERO_OUT, _REPLACE}
+EXAMPLE = r"[1-9][0-9]{0,5} words|one labelled (sentence|text|pair)"  # the unit is an example of it
 _EPSILON, _DELTA, _SIGMA = (lambda v: _REAL(v) and 0 <= v <= 1e6), _within(0, 1), _within(0, 1e12)
 _EVENT = object()  # a mechanism, with the fields in `MECHANISMS`
 _STEPS = _whole(1, 10**7)
@@ -224,8 +225,8 @@ def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
             yield f"{where} is not a mechanism that this script knows"
         else:
             known = {"kind": {kind}, "version": _whole(1, 1), "unit": _Optional(_UNIT)}
-            if "example_words" in value:  # examples of a stated length
-                known["example_words"] = _whole(1)
+            if "example" in value:
+                known["example"] = EXAMPLE
             yield from misshapen(value, known | mechanism.fields, where)
     elif isinstance(shape, dict | _Mapping) and isinstance(value, dict):
         fields = shape if isinstance(shape, dict) else dict.fromkeys(value, shape.shape)
@@ -972,8 +973,8 @@ def neighbours_in_words(relation: str, unit: str) -> str:
 def promise(claim: Mapping[str, Any]) -> list[str]:
     """Return the paragraphs on the guarantee for one data set, in Markdown."""
     unit, epsilon, delta = claim["unit"], claim["epsilon"], claim["delta"]
-    if words := claim["releases"][0]["event"].get("example_words"):
-        unit = f"{unit} of {words} words"
+    if example := claim["releases"][0]["event"].get("example"):
+        unit = f"{unit} of {example}"
     if epsilon == "inf":
         return [
             f"**Not private.** The text of the data set “{claim['dataset']}” went into it with no"
@@ -1562,7 +1563,7 @@ def _relation_faults(ledger: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{where}: its mechanism has the relation {relation_of(event)}"
         except ValueError as error:
             yield f"{where}: {error}"
-        units = {(part["unit"], part.get("example_words")) for part in _within_event(event)}
+        units = {(part["unit"], part.get("example")) for part in _within_event(event)}
         if len(units) > 1 or event["unit"] != entry["unit"]:
             yield f"{where}: its mechanism does not protect the unit {entry['unit']}"
         guaranteed = all(part["kind"] != "unaccounted" for part in _within_event(event))
@@ -1634,7 +1635,7 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
         yield f"{where}: {error}"
         return
     alike = [
-        (release["unit"], relation, release["event"].get("example_words"))
+        (release["unit"], relation, release["event"].get("example"))
         for release, (relation, _) in zip(releases, readings, strict=True)
     ]
     if (claim["unit"], claim["neighbours"]) != alike[0][:2]:

@@ -7,6 +7,7 @@ statements use its methods alone, so a new mechanism is a class in `mechanisms`,
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +20,7 @@ import numpy as np
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld, pure_dp_rdp
 from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, Floats, SelfComposed
-from dp_core.privacy.check_evidence import neighbours_in_words, title_of, words_of
+from dp_core.privacy.check_evidence import EXAMPLE, neighbours_in_words, title_of, words_of
 
 
 class PrivacyUnit(StrEnum):
@@ -65,9 +66,9 @@ class MechanismEvent:
     """A mechanism: its parameters, neighbouring relation, privacy cost, description and JSON form.
 
     Like dp_accounting's `DpEvent` it "completely documents the mathematical behavior and
-    assumptions of the mechanism". `unit` is None for a bare calculation. `example_words` is the
-    length of an example, if that is the unit: examples of 64 and of 256 words are different units.
-    It is 0 for other units, and where the example is a labelled sentence or text.
+    assumptions of the mechanism". `unit` is None for a bare calculation. `example` says what
+    an example is, if that is the unit: 64 words, 256 words, one labelled sentence and one labelled
+    text are different units.
 
     A subclass sets `kind` (and `version`, once its fields change), refuses impossible parameters
     in `__post_init__`, and defines at least `steps`.
@@ -92,7 +93,7 @@ class MechanismEvent:
     every_iterate: ClassVar[bool] = False
     claimed_by_rdp: ClassVar[bool] = False
     unit: PrivacyUnit | None = field(default=None, kw_only=True)
-    example_words: int = field(default=0, kw_only=True)
+    example: str = field(default="", kw_only=True)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -112,15 +113,15 @@ class MechanismEvent:
     # --- the protected unit and its neighbours
 
     @property
-    def protects(self) -> tuple[PrivacyUnit | None, int, NeighboringRelation]:
-        """The unit, with the length of an example, and the relation: equal ones compose."""
-        return self.unit, self.example_words, self.relation
+    def protects(self) -> tuple[str, NeighboringRelation]:
+        """The unit in words, and the relation: equal ones compose."""
+        return self.unit_in_words, self.relation
 
     @property
     def unit_in_words(self) -> str:
-        """The unit in words, with the length of an example if it has one."""
+        """The unit in words, with what an example is."""
         unit = self.unit.value if self.unit else "unstated unit"
-        return f"{unit} of {self.example_words} words" if self.example_words else unit
+        return f"{unit} of {self.example}" if self.example else unit
 
     @property
     def relation(self) -> NeighboringRelation:
@@ -150,16 +151,16 @@ class MechanismEvent:
             return all(part.covers_every_iterate for part in self.parts)
         return self.every_iterate
 
-    def stating(self, unit: PrivacyUnit, example_words: int | None = None) -> Self:
+    def stating(self, unit: PrivacyUnit, example: str | None = None) -> Self:
         """Return the same event with its unit written into it and into all its parts.
 
         Args:
             unit: the protected unit.
-            example_words: length of an example; by default it stays as it is.
+            example: what an example is; by default it stays as it is.
         """
-        body = {f.name: _stating(getattr(self, f.name), unit, example_words) for f in fields(self)}
-        words = self.example_words if example_words is None else example_words
-        return replace(self, **body | {"unit": unit, "example_words": words})
+        body = {f.name: _stating(getattr(self, f.name), unit, example) for f in fields(self)}
+        stated = self.example if example is None else example
+        return replace(self, **body | {"unit": unit, "example": stated})
 
     def stated_delta(self, delta: float) -> float:
         """Return the δ at which the event's ε is stated: more than `delta` if converted."""
@@ -230,8 +231,8 @@ class MechanismEvent:
     def to_json(self) -> dict[str, Any]:
         """Return the event as plain JSON data; `MechanismEvent.from_json` reads it back."""
         body = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
-        if not self.example_words:
-            del body["example_words"]
+        if not self.example:
+            del body["example"]
         return {"kind": self.kind, "version": self.version, **body}
 
     @staticmethod
@@ -253,7 +254,7 @@ class MechanismEvent:
                 fix="Use the release of Confide that wrote it, or a newer one.",
             )
         body = {k: _read(v) for k, v in data.items() if k not in ("kind", "version")}
-        body.setdefault("example_words", 0)
+        body.setdefault("example", "")
         expected = {f.name for f in fields(cls)}
         if set(body) != expected:
             wrong = ", ".join(sorted(set(body) ^ expected))
@@ -261,8 +262,8 @@ class MechanismEvent:
         try:
             if body["unit"] is not None:
                 body["unit"] = PrivacyUnit(body["unit"])
-            if type(body["example_words"]) is not int or body["example_words"] < 0:
-                raise ValueError("example_words")
+            if body["example"] != "" and not re.fullmatch(EXAMPLE, body["example"], re.ASCII):
+                raise ValueError("example")
             return cls(**body)
         except (AttributeError, TypeError, ValueError) as error:
             raise BadInput(f"event {kind} holds values of the wrong type", where="event") from error
@@ -282,11 +283,11 @@ def _read(value: Any) -> Any:
     return tuple(_read(v) for v in value) if isinstance(value, list) else value
 
 
-def _stating(value: Any, unit: PrivacyUnit, example_words: int | None) -> Any:
+def _stating(value: Any, unit: PrivacyUnit, example: str | None) -> Any:
     if isinstance(value, MechanismEvent):
-        return value.stating(unit, example_words)
+        return value.stating(unit, example)
     if isinstance(value, tuple):
-        return tuple(_stating(v, unit, example_words) for v in value)
+        return tuple(_stating(v, unit, example) for v in value)
     return value
 
 
@@ -314,7 +315,7 @@ def compose(*events: MechanismEvent) -> MechanismEvent:
     flat = [p for event in events for p in (event.parts if type(event) is Composed else (event,))]
     if len(flat) == 1:
         return flat[0]
-    return Composed(tuple(flat), unit=first.unit, example_words=first.example_words)
+    return Composed(tuple(flat), unit=first.unit, example=first.example)
 
 
 def _protects(event: MechanismEvent) -> str:
@@ -375,13 +376,8 @@ def under(
         return event
     if event.relation is not ADD_REMOVE or relation not in event.conversions:
         return None
-    return ConvertedRelation(
-        event,
-        relation,
-        delta if relation is REPLACE else 0.0,
-        unit=event.unit,
-        example_words=event.example_words,
-    )
+    delta = delta if relation is REPLACE else 0.0
+    return ConvertedRelation(event, relation, delta, unit=event.unit, example=event.example)
 
 
 @dataclass(frozen=True)

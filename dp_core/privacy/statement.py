@@ -152,7 +152,7 @@ def by_budget(releases: Sequence[ReleaseRecord]) -> list[list[ReleaseRecord]]:
 def _total(releases: Sequence[ReleaseRecord]) -> DatasetTotal:
     delta = math.fsum(release.delta for release in releases)
     held = [(PrivacyUnit(release.unit), event_of(release)) for release in releases]
-    units = {(unit, event.example_words) for unit, event in held}
+    units = {(unit, event.example) for unit, event in held}
     epsilon = total_epsilon([event.stating(unit) for unit, event in held], delta)
     if any(event.unit not in (None, unit) for unit, event in held):
         epsilon = None
@@ -163,7 +163,7 @@ def _total(releases: Sequence[ReleaseRecord]) -> DatasetTotal:
 def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | None:
     """Return the ε of all releases together, by PLD at δ; 0 for none.
 
-    It is None if they have different units (examples of different lengths are different units) or
+    It is None if they have different units (examples of different kinds are different units) or
     different neighbour relations, since such guarantees do not compose.
     """
     if not events:

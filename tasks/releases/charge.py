@@ -54,6 +54,7 @@ from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.runtime.log import log
 
 MOST_NOISE = 1000.0  # largest noise multiplier of a setting; above it nothing is learned
+_LABELLED = {"entities": "sentence", "classes": "text", "pairs": "pair"}  # an example, by head
 _COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
 
 
@@ -86,15 +87,8 @@ def _planned(spec: specs.Charged) -> Entry:
         case specs.PretrainSpec():
             return _planned_training(spec)
         case specs.FinetuneSpec():
-            made = training_plan(spec)
-            return Entry(  # its examples are labelled sentences or texts, without a fixed length
-                spec.private_plan.dataset,
-                made.unit,
-                made.event(),
-                made.delta,
-                spec.digest(),
-                declared_units=made.declared_units,
-            )
+            made, plan = training_plan(spec), spec.private_plan
+            return _entry(spec, plan.dataset, plan, made.event(), made.delta, made.declared_units)
         case specs.SelectSpec():
             return _planned_selection(spec)
     raise AssertionError(f"the step {spec.step} charges nothing")
@@ -134,15 +128,21 @@ def _entry(
     delta: float,
     declared_units: int = 0,
 ) -> Entry:
-    unit = PrivacyUnit(units.unit)
     return Entry(
         dataset,
-        unit,
-        event.stating(unit, units.example_words),
+        PrivacyUnit(units.unit),
+        _with_unit(spec, event, units),
         delta,
         spec.digest(),
         declared_units=declared_units or units.declared_units,
     )
+
+
+def _with_unit(spec: specs.Charged, event: MechanismEvent, units: UnitConfig) -> MechanismEvent:
+    """Return the event with its unit: an example of labels is one sentence, text or pair."""
+    labelled = isinstance(spec, specs.FinetuneSpec) and units.example
+    example = f"one labelled {_LABELLED[spec.head]}" if labelled else units.example
+    return event.stating(PrivacyUnit(units.unit), example)
 
 
 def refuse_large_deltas(
@@ -296,7 +296,7 @@ def _calibrated(
     def event_at(sigma: float, **changes: Any) -> MechanismEvent:
         plan = spec.private_plan.model_copy(update={"noise_multiplier": sigma, **changes})
         event = training_plan(spec.model_copy(update={"plan": plan})).event()
-        return event.stating(PrivacyUnit(plan.unit), plan.example_words)
+        return _with_unit(spec, event, plan)
 
     bands = spec.private_plan.noise_bands
     # A learned clip norm has the same event, but a plan of it refuses a small σ.

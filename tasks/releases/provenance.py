@@ -43,7 +43,7 @@ class PrivateUnits:
         max_examples_per_unit: maximum rows per unit; None if rows are not bounded yet.
         patients: whether each text names its patient.
         origin: the step that made the input.
-        example_words: length of an example, 0 for another unit; None for a corpus.
+        example: what an example is, empty for another unit; None for a corpus or labels.
     """
 
     dataset: str
@@ -53,7 +53,7 @@ class PrivateUnits:
     _: KW_ONLY
     patients: bool
     origin: str
-    example_words: int | None = None
+    example: str | None = None
 
     def refuse_other(self, planned: Entry) -> None:
         """Refuse a planned release for other units than these.
@@ -64,7 +64,7 @@ class PrivateUnits:
         for name, held, charged in (
             ("dataset", self.dataset, planned.dataset),
             ("unit", self.unit, planned.unit),
-            ("words_per_unit", self.example_words, planned.event.example_words),
+            ("words_per_unit", self.example, planned.event.example),
             ("declared_units", self.declared_units, planned.declared_units),
         ):
             if held is not None and held != charged:
@@ -186,7 +186,7 @@ def models_by_updates(model: Input) -> dict[int, Path]:
 _UNIT_FACTS: dict[str, tuple[str, ...]] = {  # facts on the units in the output of a step
     "corpus": (),
     "entities": ("unit",),
-    "token_store": ("unit", "example_words", "declared_units", "max_examples_per_unit"),
+    "token_store": ("unit", "example", "declared_units", "max_examples_per_unit"),
 }
 
 
@@ -205,8 +205,6 @@ def private_units(source: Input) -> PrivateUnits:
     if fact(source, "public") if step == "entities" else fact(source, "role") != "private":
         raise BadInput("it is public: nothing is charged for it", where=f"output of {step}")
     held: dict[str, Any] = {name: fact(source, name) for name in _UNIT_FACTS[step]}
-    if step == "entities":
-        held["example_words"] = 0
     if step == "token_store":
         # Audit canaries are units of every private training on these rows, in or out.
         held["declared_units"] += source.facts.get("audit_canaries", 0)
@@ -231,22 +229,22 @@ def refuse_another_unit(
         protects: names the output of the step, in the error.
 
     Raises:
-        BadInput: the unit, or the length of an example, is not the vocabulary's.
+        BadInput: the unit, or what an example is, is not the vocabulary's.
     """
     if dataset != fact(vocabulary, "dataset") or not vocabulary.result.releases:
         return
-    held = (fact(vocabulary, "unit"), fact(vocabulary, "example_words"))
-    if held != (units.unit, units.example_words):
+    held = (fact(vocabulary, "unit"), fact(vocabulary, "example"))
+    if held != (units.unit, units.example):
         raise BadInput(
             f"the vocabulary of this data set protects the unit {_named(*held)}, the {protects}"
-            f" would protect {_named(units.unit, units.example_words)}",
+            f" would protect {_named(units.unit, units.example)}",
             where="unit, words_per_unit",
             fix=f"Choose one unit for vocabulary and {protects}.",
         )
 
 
-def _named(unit: str, example_words: int) -> str:
-    return f"{unit} of {example_words} words" if example_words else unit
+def _named(unit: str, example: str) -> str:
+    return f"{unit} of {example}" if example else unit
 
 
 def releasable_model(store: Store, uri: str) -> StepResult:

@@ -99,12 +99,12 @@ class RunReleases:
     Attributes:
         training: the plan of DP pre-training.
         alongside: the other releases from the same data set: vocabulary, phrases, fine-tuning.
-        example_words: length of the protected examples, or 0 for another unit.
+        example: what a protected example is, or empty for another unit.
     """
 
     training: ExecutionPlan
     alongside: tuple[Entry, ...]
-    example_words: int = 0
+    example: str = ""
 
     @classmethod
     def of(cls, settings: JobSettings) -> RunReleases:
@@ -124,7 +124,7 @@ class RunReleases:
         dataset = planned_release(training).dataset
         others = [planned_release(spec) for spec in charged if spec is not training]
         of_dataset = (release for release in others if release.dataset == dataset)
-        return cls(training_plan(training), tuple(of_dataset), training.private_plan.example_words)
+        return cls(training_plan(training), tuple(of_dataset), training.private_plan.example)
 
     @property
     def events_alongside(self) -> list[MechanismEvent]:
@@ -186,7 +186,7 @@ class RunReleases:
 
     def event_of(self, training: ExecutionPlan) -> MechanismEvent:
         """Return the event of a training that protects the same unit as the run."""
-        return training.event().stating(training.unit, self.example_words)
+        return training.event().stating(training.unit, self.example)
 
 
 def changed(settings: JobSettings, **changes: Any) -> JobSettings:
@@ -484,7 +484,7 @@ def _as_gaussians(event: MechanismEvent) -> MechanismEvent:
     if not isinstance(event, ThresholdedHistogram | NoisedWeights):
         return event
     single = PoissonGaussian.single(1.0, 1 / event.mu, 1, unit=event.unit)
-    return replace(single, example_words=event.example_words)
+    return replace(single, example=event.example)
 
 
 def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:

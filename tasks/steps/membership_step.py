@@ -101,7 +101,7 @@ def _sample(
         ("canaries_digest", fact(store, "canaries_digest"), fact(planted, "digest")),
         ("dataset", fact(store, "dataset"), fact(corpus, "dataset")),
         ("unit", fact(store, "unit"), spec.units.unit),
-        ("words_per_unit", fact(store, "example_words"), spec.units.example_words),
+        ("words_per_unit", fact(store, "example"), spec.units.example),
     ):
         if value != other:
             raise BadInput(f"its {name} is not that of the other inputs", where="private_store_uri")

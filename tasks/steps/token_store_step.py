@@ -117,7 +117,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
             "role": role,
             "dataset": corpus.facts["dataset"],
             "unit": _unit(spec).value,
-            "example_words": spec.units.example_words if spec.units else 0,
+            "example": spec.units.example if spec.units else "",
             "declared_units": spec.units.declared_units if spec.units else 0,
             "max_examples_per_unit": spec.rows.max_examples_per_unit,
             "canaries_seed": spec.seed if canaries else None,

@@ -99,7 +99,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
         facts={
             "dataset": spec.dataset,
             "unit": config.unit,
-            "example_words": config.example_words,
+            "example": config.example,
             "declared_units": config.declared_units,
             "source": config.vocabulary_source,
             "subwords": spec.subwords,

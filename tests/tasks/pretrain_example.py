@@ -87,7 +87,7 @@ def prepare(untracked: Deployment, updates: int = UPDATES) -> Prepared:
     digest = rows_in(untracked, made / "rows", size, "train")
     publish(
         store, rows, made / "rows", role="private", dataset="notes", unit="patient",
-        example_words=0, declared_units=40, max_examples_per_unit=1, vocabulary_digest="public",
+        example="", declared_units=40, max_examples_per_unit=1, vocabulary_digest="public",
         digest=digest,
     )  # fmt: skip
     publish(

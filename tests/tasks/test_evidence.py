@@ -432,15 +432,17 @@ def test_claim_that_cannot_be_rederived_has_a_separate_exit_code(
     assert "derives no larger" not in page
 
 
-def test_pack_for_examples_of_a_stated_length_holds(deployment, tmp_path):
+def test_pack_for_examples_of_a_stated_kind_holds(deployment, tmp_path):
     unit = PrivacyUnit.EXAMPLE
-    uri = released_model(deployment, settled(deployment, TRAINING.stating(unit, 64), unit=unit))
+    uri = released_model(
+        deployment, settled(deployment, TRAINING.stating(unit, "64 words"), unit=unit)
+    )
     pack = pack_of(deployment, uri, tmp_path / "pack")
     assert "for one **example of 64 words**" in (pack / STATEMENT_WORDS).read_text()
     assert check_evidence.check(pack).code == check_evidence.HOLDS
 
     def of_longer_examples(content: dict[str, Any]) -> None:
-        content["releases"][0]["event"]["example_words"] = 128
+        content["releases"][0]["event"]["example"] = "128 words"
 
     findings = altered(pack, statement=of_longer_examples)
     assert any("the ledger has another event" in fault for fault in findings.faults)

@@ -227,6 +227,23 @@ def test_private_labels_of_a_public_model_have_the_measured_recipe_by_default():
     assert tuned(**started, **head)[2:4] == ("lora", False)
 
 
+@pytest.mark.parametrize(
+    ("head", "unit", "protected"),
+    [
+        ("entities", "example", "example of one labelled sentence"),
+        ("classes", "example", "example of one labelled text"),
+        ("pairs", "example", "example of one labelled pair"),
+        ("pairs", "document", "document"),
+    ],
+)
+def test_release_from_labels_states_what_an_example_is(head, unit, protected):
+    types = {"entity_types": "problem"} if head == "entities" else {"class_names": "a,b"}
+    types |= {} if head == "entities" else {"entity_types": "", "entities_format": "jsonl"}
+    settings = LABELS | types | {"entities_unit": unit, "entities_dataset": "labels", "head": head}
+    spec = steps_of(**settings)["With DP / finetuning"]
+    assert charge.planned_release(spec).event.unit_in_words == protected
+
+
 def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():
     spec = steps_of(examples_per_step=4)["With DP / pretraining"]
     assert charge.training_plan(spec).examples_per_step == 4

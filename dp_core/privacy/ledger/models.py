@@ -169,7 +169,7 @@ class Budget(Base, kw_only=True):
             planned: the releases to be added.
 
         Raises:
-            BadInput: the unit, the neighbouring relation or the length of an example differs.
+            BadInput: the unit, what an example is, or the neighbouring relation differs.
         """
         if self.made_up:
             return
@@ -192,8 +192,8 @@ class Budget(Base, kw_only=True):
             raise BadInput(
                 f"its releases would protect different units: {', '.join(units)}",
                 where=f"budget {self.name}",
-                fix="Guarantees for different units do not add up: set words_per_unit to the"
-                " value of the earlier releases.",
+                fix="Guarantees for different units do not add up: set words_per_unit to the value"
+                " of the earlier releases, or register another budget.",
             )
 
     def refuse_partial_withdrawal(self, plan: Sequence[Entry]) -> None:

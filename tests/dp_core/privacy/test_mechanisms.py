@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -186,16 +187,19 @@ def test_one_charge_covers_several_models_only_where_every_iterate_is_released()
     assert not any(selection.covers_every_iterate for selection in selections)
 
 
-def test_examples_of_different_lengths_do_not_compose():
-    short, long = (POISSON.stating(mechanisms.PrivacyUnit.EXAMPLE, words) for words in (64, 256))
-    with pytest.raises(BadInput, match=r"example of 64 words.*example of 256 words"):
-        mechanisms.compose(short, long)
-    assert total_epsilon([short, long], 1e-6) is None
+def test_examples_of_different_kinds_do_not_compose():
+    kinds = ("64 words", "256 words", "one labelled sentence", "one labelled text")
+    unlike = [POISSON.stating(mechanisms.PrivacyUnit.EXAMPLE, kind) for kind in kinds]
+    for one, other in itertools.combinations(unlike, 2):
+        with pytest.raises(BadInput, match=rf"example of {one.example}.*of {other.example}"):
+            mechanisms.compose(one, other)
+        assert total_epsilon([one, other], 1e-6) is None
+    short = unlike[0]
     both = mechanisms.compose(short, short)
     assert both.protects == short.protects
     assert mechanisms.MechanismEvent.from_json(both.to_json()) == both
-    assert {part.example_words for part in both.parts} == {64}
-    assert "example_words" not in POISSON.to_json()
-    for wrong in (-1, 1.5, True, "64"):
+    assert {part.example for part in both.parts} == {"64 words"}
+    assert "example" not in POISSON.to_json()
+    for wrong in (64, True, "0 words", "64", "64 words\n", "one **labelled text**"):
         with pytest.raises(BadInput):
-            mechanisms.MechanismEvent.from_json(short.to_json() | {"example_words": wrong})
+            mechanisms.MechanismEvent.from_json(short.to_json() | {"example": wrong})

@@ -129,20 +129,21 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(ledger):
     ledger.reserve(reservation("small", PoissonGaussian.single(0.01, 4.0, 100)))
 
 
-def test_examples_of_another_length_are_another_unit(ledger):
+@pytest.mark.parametrize("another", ["256 words", "one labelled sentence"])
+def test_examples_of_another_kind_are_another_unit(ledger, another):
     ledger.register_dataset("tuples", PrivacyUnit.EXAMPLE, 10.0, 1e-5)
 
-    def release(words: int, name: str) -> Entry:
-        event = TRAINING.stating(PrivacyUnit.EXAMPLE, words)
+    def release(example: str, name: str) -> Entry:
+        event = TRAINING.stating(PrivacyUnit.EXAMPLE, example)
         return Entry("tuples", PrivacyUnit.EXAMPLE, event, 1e-7, name, f"plan of {name}")
 
-    first = ledger.reserve(release(64, "first"))
+    first = ledger.reserve(release("64 words", "first"))
     attempts = (lambda plan: ledger.reserve(*plan), ledger.register_plan, ledger.cost_of_plan)
     for attempt in attempts:
-        with pytest.raises(BadInput, match="example of 256 words, example of 64 words"):
-            attempt([release(256, "second")])
+        with pytest.raises(BadInput, match=f"example of {another}"):
+            attempt([release(another, "second")])
     assert [entry.id for entry in ledger.history("tuples")] == [first.id]
-    ledger.reserve(release(64, "third"))
+    ledger.reserve(release("64 words", "third"))
 
 
 def test_releases_that_do_not_compose_are_refused(ledger):
