@@ -74,6 +74,11 @@ class AdaptiveDefaults(BaseModel):
     audited: bool = True
 
     @property
+    def continues_a_public_model(self) -> bool:
+        """Whether private trainings start from a public model's weights."""
+        return bool(self.public_model) and self.private_start == "public"
+
+    @property
     def of_data(self) -> dict[str, Any]:
         """Defaults that follow from the kind of text and from the number of units."""
         units, made_up = self.declared_units, self.private_format == "synthetic"
@@ -93,6 +98,9 @@ class AdaptiveDefaults(BaseModel):
             "nonprivate": self.all_public or made_up,
             "batch_size": batch,
             "learning_rate": float(f"{6e-3 * rate:.2g}"),
+            # 3e-3 destroys a pre-trained model; 1e-4 is the rate of Devlin et al. 2019.
+            "public_learning_rate": 1e-4 if self.public_model else 3e-3,
+            "nonprivate_learning_rate": 1e-4 if self.continues_a_public_model else 3e-3,
             "holdout": 0.05 if made_up or units >= MANY_UNITS else 0.1,
             "canary_rates": ",".join(f"{rate * scarcity:.3g}" for rate in _CANARY_RATES),
             "canaries_per_group": max(1, round(4 / scarcity)),
@@ -127,7 +135,7 @@ class AdaptiveDefaults(BaseModel):
         Its settings of the DP models alone stay empty, and `private_labels` supplies them.
         """
         values = FINE_TUNING
-        if self.finetune_privacy == "dp" and self.public_model and self.private_start == "public":
+        if self.finetune_privacy == "dp" and self.continues_a_public_model:
             values = {**_FINE_TUNING["recipe"], "crf": self.head == "entities"}
         calibrated = {} if self.finetune_epsilon is None else {"finetune_noise_multiplier": None}
         return {**values, **calibrated}

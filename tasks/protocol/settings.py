@@ -395,10 +395,12 @@ class JobSettings(
         nonprivate_noise_multiplier: Noise σ of that training, of any size, in units of
             nonprivate_clip_norm. It is from a public seed and protects nothing.
         nonprivate_learning_rate: Peak learning rate of the training without privacy, of AdamW.
+            Empty: 0.003; 0.0001 if it continues a public_model.
         public_steps: Updates on public text; 0: none, the model is as public_model has it, or
             fresh.
         public_batch_size: Rows per update of public pre-training.
-        public_learning_rate: Peak learning rate of public pre-training, of AdamW.
+        public_learning_rate: Peak learning rate of public pre-training, of AdamW. Empty: 0.003;
+            with a public_model 0.0001.
         phrases_steps: Updates on text written from released phrases, with the settings of public
             pre-training.
     """
@@ -424,10 +426,10 @@ class JobSettings(
     nonprivate_epochs: float | None = setting(None, "Non-private epochs", gt=0, le=10_000)
     nonprivate_clip_norm: ClipNorm | None = setting(None, "Non-private clip norm")
     nonprivate_noise_multiplier: float = later(0.0, "Non-private noise", ge=0, le=1000)
-    nonprivate_learning_rate: LearningRate = setting(3e-3, "Non-private learning rate")
+    nonprivate_learning_rate: LearningRate = setting(None, "Non-private learning rate")
     public_steps: int = setting(900, "Public pre-training: updates", ge=0, le=100_000_000)
     public_batch_size: BatchSize = setting(64, "Public pre-training: batch size")
-    public_learning_rate: LearningRate = setting(3e-3, "Public learning rate")
+    public_learning_rate: LearningRate = setting(None, "Public learning rate")
 
     phrases_steps: int = setting(1800, "Training on written text: updates", ge=1, le=100_000_000)
 

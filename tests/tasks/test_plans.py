@@ -227,21 +227,26 @@ def test_private_labels_of_a_public_model_have_the_measured_recipe_by_default():
     assert tuned(**started, **head)[2:4] == ("lora", False)
 
 
+def test_a_public_model_is_continued_at_the_rate_of_a_pretrained_model():
+    """At 0.002 a public MiniLM lost all that it had learned; at 0.0005 it did not."""
+    continued = {"public_model": "/bert"}
+    fresh = {**continued, "private_start": "fresh", "audit_canaries": 0}
+    for settings, rates in (({}, [3e-3] * 2), (continued, [1e-4] * 2), (fresh, [1e-4, 3e-3])):
+        steps = steps_of(nonprivate=True, **settings)
+        trained = ("Public text only / pretraining", "Without privacy / pretraining")
+        assert [steps[name].training.learning_rate for name in trained] == rates
+
+
 @pytest.mark.parametrize(
-    ("head", "unit", "protected"),
-    [
-        ("entities", "example", "example of one labelled sentence"),
-        ("classes", "example", "example of one labelled text"),
-        ("pairs", "example", "example of one labelled pair"),
-        ("pairs", "document", "document"),
-    ],
+    ("head", "example"), [("entities", "sentence"), ("classes", "text"), ("pairs", "pair")]
 )
-def test_release_from_labels_states_what_an_example_is(head, unit, protected):
-    types = {"entity_types": "problem"} if head == "entities" else {"class_names": "a,b"}
-    types |= {} if head == "entities" else {"entity_types": "", "entities_format": "jsonl"}
-    settings = LABELS | types | {"entities_unit": unit, "entities_dataset": "labels", "head": head}
-    spec = steps_of(**settings)["With DP / finetuning"]
-    assert charge.planned_release(spec).event.unit_in_words == protected
+def test_release_from_labels_states_what_an_example_is(head, example):
+    labels = LABELS | {"entities_dataset": "labels", "head": head}
+    if head != "entities":
+        labels |= {"class_names": "a,b", "entity_types": "", "entities_format": "jsonl"}
+    for unit, words in (("example", f"example of one labelled {example}"), ("document",) * 2):
+        spec = steps_of(**labels | {"entities_unit": unit})["With DP / finetuning"]
+        assert charge.planned_release(spec).event.unit_in_words == words
 
 
 def test_examples_per_step_are_bounded_by_the_rows_of_a_unit():

@@ -43,18 +43,15 @@ def test_cutting_at_word_starts_changes_no_word(text, n):
     assert all(len(split_words(p)) <= n for p in pieces)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("BP 120/80, O2-sat 98%.", ["bp", "120", "/", "80", ",", "o2", "-", "sat", "98", "%", "."]),
-        ("Sjögren's\tSyndrome\r\n", ["sjogren", "'", "s", "syndrome"]),
-        ("a\x0bb\x00c d_e", ["abc", "d", "_", "e"]),  # control characters join, `_` splits
-        ("\ud800 x", ["?", "x"]),  # a lone surrogate is replaced
-        ("", []),
-    ],
-)
-def test_known_words(text, words):
-    assert split_words(text) == words
+def test_known_words():
+    known = {
+        "BP 120/80, O2-sat 98%.": "bp 120 / 80 , o2 - sat 98 % .",
+        "Sjögren's\tSyndrome\r\n": "sjogren ' s syndrome",
+        "a\x0bb\x00c d_e": "abc d _ e",  # control characters join, `_` splits
+        "\ud800 x": "? x",  # a lone surrogate is replaced
+        "": "",
+    }
+    assert {text: " ".join(split_words(text)) for text in known} == known
 
 
 def arrow(texts: list[str]) -> pa.Array:
