@@ -231,8 +231,8 @@ def test_a_public_model_is_continued_at_the_rate_of_a_pretrained_model():
     """At 0.002 a public MiniLM lost all that it had learned; at 0.0005 it did not."""
     continued = {"public_model": "/bert"}
     fresh = {**continued, "private_start": "fresh", "audit_canaries": 0}
-    for settings, rates in (({}, [3e-3] * 2), (continued, [1e-4] * 2), (fresh, [1e-4, 3e-3])):
-        steps = steps_of(nonprivate=True, **settings)
+    for changes, rates in (({}, [3e-3] * 2), (continued, [1e-4] * 2), (fresh, [1e-4, 3e-3])):
+        steps = steps_of(nonprivate=True, **changes)
         trained = ("Public text only / pretraining", "Without privacy / pretraining")
         assert [steps[name].training.learning_rate for name in trained] == rates
 
