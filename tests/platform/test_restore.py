@@ -56,8 +56,7 @@ def seeds(folder: Path, project: str) -> str:
 @pytest.fixture(scope="module")
 def restored(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Back up the stack and restore it as a second project; return the folder of the backup."""
-    # no job ran before, so there is nothing to back up
-    if not stack.ledger("select * from entries limit 1"):
+    if not stack.ledger("select * from entries limit 1"):  # no job ran: nothing to back up
         assert stack.wait("dp_bert", stack.trigger("dp_bert", TINY), LONGEST) == "success"
     folder = tmp_path_factory.mktemp("backup")
     shell(commands(0, PROJECT), folder, PROJECT)
