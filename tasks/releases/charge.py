@@ -140,8 +140,9 @@ def _entry(
 
 def _with_unit(spec: specs.Charged, event: MechanismEvent, units: UnitConfig) -> MechanismEvent:
     """Return the event with its unit: an example of labels is one sentence, text or pair."""
-    labelled = isinstance(spec, specs.FinetuneSpec) and units.example
-    example = f"one labelled {_LABELLED[spec.head]}" if labelled else units.example
+    example = units.example
+    if example and isinstance(spec, specs.FinetuneSpec):
+        example = f"one labelled {_LABELLED[spec.head]}"
     return event.stating(PrivacyUnit(units.unit), example)
 
 
