@@ -8,7 +8,7 @@ from child_processes import completed, program
 
 ON_ODD_DAYS = ("test-transformers", "test-jax-privacy", "test-tpu", "test-gpu", "test-wheel")
 FAILING = [(1, "check"), (1, "mutants"), (0, "test"), (0, "test-ray"), (0, "docs")]
-FAILING += [(2 * turn + 1, target) for turn, target in enumerate(ON_ODD_DAYS)]
+FAILING += [(day, ON_ODD_DAYS[day % 5]) for day in (1, 3, 5, 7, 9)]
 SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
 

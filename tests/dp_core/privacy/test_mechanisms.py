@@ -194,8 +194,7 @@ def test_examples_of_different_kinds_do_not_compose():
         with pytest.raises(BadInput, match=rf"example of {one.example}.*of {other.example}"):
             mechanisms.compose(one, other)
         assert total_epsilon([one, other], 1e-6) is None
-    short = unlike[0]
-    both = mechanisms.compose(short, short)
+    both = mechanisms.compose(short := unlike[0], short)
     assert both.protects == short.protects
     assert mechanisms.MechanismEvent.from_json(both.to_json()) == both
     assert {part.example for part in both.parts} == {"64 words"}
