@@ -198,13 +198,12 @@ def jobs(model: Path) -> Experiment:
 def continued(variant: str, folder: Path, home: Path, seed: int) -> list[dict[str, Any]]:
     """Return the figures of each model of one job that continues the public model."""
     study, job = Study(home), jobs(folder)
-    key = study.key(job, variant, seed)
-    if study.done(key) is None:
+    if not study.is_current(job, variant, seed):
         study.run(job, variant, seed)
     wanted = [column.metric for column in job.columns]
     return [
         {"model": each.model, "metrics": {k: each.metrics[k] for k in wanted if k in each.metrics}}
-        for each in study.figures(key)
+        for each in study.figures(study.key(job, variant, seed))
     ]
 
 

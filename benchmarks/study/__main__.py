@@ -38,10 +38,9 @@ def main() -> int:
         if not EXPERIMENTS[name].files or "CONFIDE_DATA" in os.environ
     ]
     for experiment, variant, seed in [] if options.write else wanted:
-        key = study.key(experiment, variant, seed)
-        if study.done(key) is not None:
+        if study.is_current(experiment, variant, seed):
             continue
-        print(key, flush=True)
+        print(study.key(experiment, variant, seed), flush=True)
         if not options.list:
             try:
                 study.run(experiment, variant, seed)

@@ -58,6 +58,11 @@ class Study:
         """Return the settings and the MLflow key of a successful run."""
         return self._done.lines.get(key)
 
+    def is_current(self, experiment: Experiment, variant: str, seed: int) -> bool:
+        """Return whether a run with today's settings of the experiment was successful."""
+        run = self.done(self.key(experiment, variant, seed))
+        return run is not None and run["settings"] == experiment.of(variant, seed)
+
     def run(self, experiment: Experiment, variant: str, seed: int) -> None:
         """Run one job to its end, and store its key.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -137,10 +137,17 @@ class Samples:
 
 @dataclass(frozen=True)
 class Cost:
-    """The privacy cost of a model with all its ancestors, for each data set."""
+    """The privacy cost of a model with all its ancestors, by budget; the corpus's comes first."""
 
     corpus: DatasetTotal
     others: tuple[DatasetTotal, ...] = ()
+
+    def of(self, datasets: Set[str]) -> DatasetTotal:
+        """Return the total of the budget that these data sets share; 0 if the model read none."""
+        # A model may have read the labels alone, under the budget of notes that it did not read.
+        totals = (*self.others, self.corpus)
+        untouched = DatasetTotal((), None, 0.0, 0.0)
+        return next((t for t in totals if not datasets.isdisjoint(t.datasets)), untouched)
 
     @property
     def infinite(self) -> bool:

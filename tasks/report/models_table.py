@@ -160,7 +160,7 @@ def cost_columns(rows: Sequence[ModelRow], unit: PrivacyUnit) -> Iterator[Column
 
     Each budget has separate columns, because a sum over budgets guarantees nothing.
     """
-    corpus = {name for row in rows for name in row.cost.corpus.datasets}
+    corpus = _corpus(rows)
     if any(row.pretrained.corpus.epsilon != row.cost.corpus.epsilon for row in rows):
         yield Header("ε", "before fine-tuning"), lambda row: total(row.pretrained.corpus.epsilon)
     yield from _columns_of(corpus, f"in total, per {unit}", "in total")
@@ -171,16 +171,15 @@ def cost_columns(rows: Sequence[ModelRow], unit: PrivacyUnit) -> Iterator[Column
             yield from _columns_of({*other.datasets}, f"of “{title}”{per}", f"of “{title}”")
 
 
+def _corpus(rows: Sequence[ModelRow]) -> set[str]:
+    """Return the names of the data sets that share the budget of the corpus."""
+    return {name for row in rows for name in row.cost.corpus.datasets}
+
+
 def _columns_of(datasets: set[str], epsilon_of: str, delta_of: str) -> Iterator[Column]:
     """Yield the columns of the budget that the data sets share."""
-
-    def of(row: ModelRow) -> DatasetTotal:
-        totals = (*row.cost.others, row.cost.corpus)  # a model may have read the labels alone
-        untouched = DatasetTotal((), None, 0.0, 0.0)
-        return next((t for t in totals if not datasets.isdisjoint(t.datasets)), untouched)
-
-    yield Header("ε", epsilon_of), lambda row: total(of(row).epsilon)
-    yield Header("δ", delta_of), lambda row: _delta(of(row))
+    yield Header("ε", epsilon_of), lambda row: total(row.cost.of(datasets).epsilon)
+    yield Header("δ", delta_of), lambda row: _delta(row.cost.of(datasets))
 
 
 def _delta(of_dataset: DatasetTotal) -> Cell:
@@ -311,6 +310,7 @@ def model_runs(
         `holds_job` (the job's shared steps), its `numbers`, `verdict` and `description`.
     """
     first = next((row for row in report.models if row.kind == "dp"), report.models[0])
+    corpus = _corpus(report.models)
     runs = []
     for row in report.models:
         of_row = {n: r for n, r in points.items() if spec.points[n].setting.name == row.name}
@@ -322,9 +322,9 @@ def model_runs(
             {
                 "model": row.name,
                 "replicates": [name for name in of_row if name != row.name],
-                "name": f"{row.name} · {_epsilon_in_words(row)} · {report.private_dataset}",
+                "name": f"{row.name} · {_epsilon_in_words(row, corpus)} · {report.private_dataset}",
                 "holds_job": row is first,
-                "numbers": [number.model_dump() for number in _numbers(row)],
+                "numbers": [number.model_dump() for number in _numbers(row, corpus)],
                 "verdict": verdicts[0]["verdict"] if verdicts else "not judged",
                 "description": "\n\n".join(
                     [
@@ -337,10 +337,10 @@ def model_runs(
     return runs
 
 
-def _epsilon_in_words(row: ModelRow) -> str:
+def _epsilon_in_words(row: ModelRow, corpus: set[str]) -> str:
     if row.cost.infinite:
         return "ε ∞"
-    epsilon = row.cost.corpus.epsilon
+    epsilon = row.cost.of(corpus).epsilon
     return "no total ε" if epsilon is None else f"ε {_record('epsilon', Public(epsilon)).value:g}"
 
 
@@ -358,11 +358,11 @@ def _statement_in_words(models: Mapping[str, Results], made_up: bool) -> str:
     return "\n\n".join(text for text in paragraphs if text[0] != "•" and text[-1] != ":")
 
 
-def _numbers(row: ModelRow) -> Iterator[MetricRecord]:
+def _numbers(row: ModelRow, corpus: set[str]) -> Iterator[MetricRecord]:
     """Yield the cost, scores with intervals, and exposure of a row."""
-    totals = [("", row.cost.corpus)]
-    if row.cost.others:
-        totals += [(f"/{cost.dataset}", cost) for cost in (row.cost.corpus, *row.cost.others)]
+    first = row.cost.of(corpus)
+    others = [cost for cost in row.cost.others if cost is not first]
+    totals = [("", first), *((f"/{cost.dataset}", cost) for cost in (first, *others) if others)]
     for suffix, cost in totals:
         if cost.epsilon is not None and math.isfinite(cost.epsilon):
             yield _record(f"epsilon{suffix}", Public(cost.epsilon))

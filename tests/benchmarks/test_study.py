@@ -129,6 +129,12 @@ def test_figures_come_from_the_run_and_keep_the_epsilon_of_the_model(study):
     }  # fmt: skip
 
 
+def test_run_with_other_settings_is_repeated(study):
+    assert not study.is_current(TWO, "", 1)
+    study._done.add("two/1", {"settings": TWO.of("", 1), "run_key": RUN_KEY})
+    assert study.is_current(TWO, "", 1)
+
+
 def test_folds_of_a_sweep_are_averaged_into_one_row():
     folds = [model(f"σ=1 · fold={i}", epsilon=4.0, f1=f1) for i, f1 in ((1, 0.4), (2, 0.6))]
     training = model("σ=1", epsilon=4.0, exposure=1.5)

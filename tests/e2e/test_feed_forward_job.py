@@ -1,7 +1,6 @@
 """A small version of Kerrigan et al. 2020."""
 
 import json
-from collections.abc import Mapping
 
 import pytest
 from small_job import SIZES, folder_of, result_of, run_all
@@ -12,7 +11,6 @@ from dp_core.privacy.ledger import State
 from tasks.evidence.audits import JUDGED
 from tasks.protocol.job import job_steps
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import StepSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
@@ -27,10 +25,6 @@ SETTINGS = JobSettings.model_validate(
 )  # fmt: skip
 PRIVATE_ONLY = "σ=1 · B=20 · epochs=0.5 · from random weights"
 MODELS = ["Public text only", "With DP", PRIVATE_ONLY, "Without privacy"]
-
-
-def labels_of(spec: StepSpec) -> Mapping[str, str]:
-    return {m.name: m.label for m in result_of(spec).metrics}
 
 
 def test_four_regimes_in_one_job_are_charged_separately(untracked, capfd):
@@ -51,7 +45,7 @@ def test_four_regimes_in_one_job_are_charged_separately(untracked, capfd):
     assert (model.config.window, model.config.units) == (4, (16, 8))
 
     for name, spec in trained.items():
-        labels = labels_of(spec)
+        labels = {m.name: m.label for m in result_of(spec).metrics}
         shown = "operator" if name == "Without privacy" else "dp"
         assert labels["perplexity_curve"] == labels["perplexity_public"] == shown
         assert labels["perplexity_private_curve"] == labels["perplexity_private"] == "operator"

@@ -46,10 +46,6 @@ def released(chain: Chain) -> tuple[Input, Bench]:
     return as_input(pretrain.run(spec, context), context, "pretrain"), context
 
 
-def weights_in(folder: Path) -> Arrays:
-    return load_model(folder).parameters
-
-
 def differ(first: Arrays, second: Arrays) -> bool:
     return any((first[name] != second[name]).any() for name in first)
 
@@ -99,7 +95,7 @@ def test_kept_models_equal_the_weights_of_the_training(chain, released, monkeypa
     pretrain.run(chain.training(updates=4, kept_updates=(1, 3)), again)
     assert sorted(passed) == [1, 2, 3, 4]
     for updates, folder in models_by_updates(model).items():
-        kept = weights_in(folder)
+        kept = load_model(folder).parameters
         assert not differ(kept, {n: passed[updates][n] for n in kept}), updates
         assert differ(kept, {n: passed[updates % 4 + 1][n] for n in kept}), updates
 

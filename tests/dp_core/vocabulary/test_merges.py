@@ -13,13 +13,9 @@ from dp_core.vocabulary.merges import learn_merges, whole_words_apart
 SPECIAL = ["[PAD]", "[UNK]"]
 
 
-def text_of(words: dict[str, int]) -> list[str]:
-    return [f"{word} " * count for word, count in words.items()]
-
-
 def theirs(learner: Tokenizer, trainer, words: dict[str, int]) -> list[str]:
     learner.pre_tokenizer = WhitespaceSplit()
-    learner.train_from_iterator(text_of(words), trainer)
+    learner.train_from_iterator([f"{word} " * count for word, count in words.items()], trainer)
     vocab = learner.get_vocab()
     return sorted(vocab, key=vocab.__getitem__)
 
