@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import dp_accounting as dpa
     import numpy as np
-    from dp_accounting import dp_event, rdp
-    from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
-    from scipy.special import log_ndtr, ndtr
-    from scipy.stats import binom
+    import scipy
+
+    if __name__ == "__main__":
+        import dp_accounting  # noqa: F401
 except ImportError:
     if __name__ != "__main__":
         raise
@@ -365,10 +364,17 @@ def _composed(events: Sequence[Event]) -> Reduction:
     )
 
 
+def _dp_accounting() -> Any:
+    """Return the package, whose import takes a second: Confide's commands often do without it."""
+    import dp_accounting
+
+    return dp_accounting
+
+
 def _gaussian(sigma: float) -> Part:
     if sigma < 0.05:
         raise NotDerivedError(f"the guarantee of σ = {sigma:.3g} is too weak for a grid")
-    return lambda spacing: privacy_loss_distribution.from_gaussian_mechanism(
+    return lambda spacing: _dp_accounting().pld.privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=spacing
     )
 
@@ -377,16 +383,16 @@ def _sampled(rate: float, sigma: float, times: int) -> Part:
     if rate == 1:
         return _gaussian(sigma / math.sqrt(times))
     _gaussian(sigma)
-    return lambda spacing: privacy_loss_distribution.from_gaussian_mechanism(
+    pld = _dp_accounting().pld.privacy_loss_distribution
+    return lambda spacing: pld.from_gaussian_mechanism(
         sigma, value_discretization_interval=spacing, sampling_prob=rate
     ).self_compose(times)
 
 
 def _epsilon_delta(epsilon: float, delta: float) -> Part:
     """Return the dominating pair of all (ε, δ)-DP mechanisms."""
-
-    parameters = common.DifferentialPrivacyParameters(epsilon, delta)
-    return lambda spacing: privacy_loss_distribution.from_privacy_parameters(
+    parameters = _dp_accounting().pld.common.DifferentialPrivacyParameters(epsilon, delta)
+    return lambda spacing: _dp_accounting().pld.privacy_loss_distribution.from_privacy_parameters(
         parameters, value_discretization_interval=spacing
     )
 
@@ -448,10 +454,10 @@ def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
     """Yield bounds on (probability of a cut, rate), for ranges of the number of other units."""
 
     most, top, width = rate * cap / (cap + 1), units - 1, 1
-    while top >= cap and (cut := float(binom.sf(cap - 1, top, rate))) > 0:
+    while top >= cap and (cut := float(scipy.stats.binom.sf(cap - 1, top, rate))) > 0:
         bottom = max(cap, top - width + 1)
-        least = float(binom.sf(cap - 1, bottom, rate))
-        taken = float(binom.sf(cap, bottom + 1, rate)) * cap / (bottom + 1)
+        least = float(scipy.stats.binom.sf(cap - 1, bottom, rate))
+        taken = float(scipy.stats.binom.sf(cap, bottom + 1, rate)) * cap / (bottom + 1)
         yield cut, min(most, taken / least) if least else most
         top, width = bottom - 1, units - bottom
 
@@ -516,7 +522,7 @@ def _reduce_histogram(event: Event) -> Reduction:
     lone_words = {0, words} | {1 << i for i in range(words.bit_length()) if 1 << i < words}
 
     def part(spacing: float) -> Any:
-        of_count = privacy_loss_distribution.from_discrete_gaussian_mechanism(
+        of_count = _dp_accounting().pld.privacy_loss_distribution.from_discrete_gaussian_mechanism(
             sigma, value_discretization_interval=spacing, use_connect_dots=True
         )
         shared = {m: of_count.self_compose(m) for m in {words - lone for lone in lone_words} - {0}}
@@ -606,11 +612,12 @@ def _reduce_restated(event: Event) -> Reduction:
 
 def _reduce_selection(event: Event) -> Reduction:
     """The best of a secret random number of trainings, by Rényi DP."""
+    dpa = _dp_accounting()
     # Hides warnings about orders whose series diverge.
     logging.getLogger("absl").setLevel(logging.ERROR)
     orders = [1 + i / 20 for i in range(1, 200)] + list(range(11, 129)) + [160, 192, 256, 512, 1024]
     candidates = [_dp_event(candidate) for candidate in event["candidates"]]
-    curves = [np.asarray(rdp.RdpAccountant(orders).compose(c).rdp) for c in candidates]
+    curves = [np.asarray(dpa.rdp.RdpAccountant(orders).compose(c).rdp) for c in candidates]
     worst = next((i for i, c in enumerate(curves) if all(np.all(c >= d) for d in curves)), None)
     if worst is None:
         raise NotDerivedError("no candidate of the selection costs most at every Rényi order")
@@ -621,10 +628,10 @@ def _reduce_selection(event: Event) -> Reduction:
         mean = (1 / gamma - 1) / math.log(1 / gamma)
     else:
         mean = shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
-    best = dp_event.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
+    best = dpa.dp_event.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
 
     def by_renyi(delta: float) -> float:
-        return float(rdp.RdpAccountant(orders).compose(best).get_epsilon(delta))
+        return float(dpa.rdp.RdpAccountant(orders).compose(best).get_epsilon(delta))
 
     line = (
         f"RepeatAndSelect(mean = {mean:.6g}, shape = {shape:g}) of the costliest of"
@@ -638,7 +645,7 @@ def _reduce_selection(event: Event) -> Reduction:
 
 def _dp_event(event: Event) -> Any:
     """Return a training as an event for dp_accounting's Rényi accountant."""
-
+    dpa = _dp_accounting()
     match event["kind"]:
         case "composed":
             return dpa.ComposedDpEvent([_dp_event(part) for part in event["events"]])
@@ -664,7 +671,7 @@ def _tail(k: Any, sigma: float) -> Any:
     """Return Pr[Z ≥ k] of a discrete Gaussian at whole numbers k."""
 
     if sigma > 2e4:  # the midpoint rule is exact to 1/σ²
-        return ndtr((0.5 - k) / sigma)
+        return scipy.special.ndtr((0.5 - k) / sigma)
     reach = math.ceil(16 * sigma) + 2
     weights = np.exp(-(np.arange(-reach, reach + 1, dtype=float) ** 2) / (2 * sigma**2))
     tails = np.append(np.cumsum(weights[::-1])[::-1] / weights.sum(), 0.0)
@@ -674,7 +681,8 @@ def _tail(k: Any, sigma: float) -> Any:
 def _gaussian_delta(eps: Any, mu: float) -> Any:
     """Return the profile of the Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
 
-    upper, lower = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+    upper = scipy.special.log_ndtr(mu / 2 - eps / mu)
+    lower = eps + scipy.special.log_ndtr(-mu / 2 - eps / mu)
     return np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0))
 
 
@@ -696,11 +704,11 @@ def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: i
             below = 1 - np.exp(-eps[:0:-1]) * (1 - back[:0:-1])  # at −ε
             deltas = np.clip(np.concatenate([below, forth]), 0.0, 1.0)
             deltas = np.maximum.accumulate(deltas[::-1])[::-1]
-            return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+            return _dp_accounting().pld.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
                 spacing, -size, size, deltas
             )
 
-        whole = privacy_loss_distribution.PrivacyLossDistribution(
+        whole = _dp_accounting().pld.privacy_loss_distribution.PrivacyLossDistribution(
             direction(removed, added), direction(added, removed)
         )
         return whole.self_compose(times) if times > 1 else whole
@@ -749,9 +757,8 @@ def _words_of_selection(event: Event) -> str:
 
 def _cost(candidate: Event) -> float:
     """Return the Rényi divergence of a training at order 8; infinity if it is unknown."""
-
     try:
-        return float(rdp.RdpAccountant([8]).compose(_dp_event(candidate)).rdp[0])
+        return float(_dp_accounting().rdp.RdpAccountant([8]).compose(_dp_event(candidate)).rdp[0])
     except NotDerivedError:
         return math.inf
 

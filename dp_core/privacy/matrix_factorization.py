@@ -22,9 +22,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 
 from dp_core.errors import PlanError
 
@@ -89,7 +88,7 @@ class ToeplitzStrategy:
         """Return the first column (updates,) of C⁻¹: the noise of update t is Σ dᵢ·z_{t−i}."""
         first = np.zeros(updates)
         first[0] = 1.0
-        return np.asarray(lfilter([1.0], self.values, first))
+        return np.asarray(scipy.signal.lfilter([1.0], self.values, first))
 
     def sum_deviation(self, updates: int) -> float:
         """Return the deviation of the noise in the sum of all updates, at noise multiplier 1.
@@ -154,20 +153,22 @@ class Workload:
             strategy: C, calm.
         """
         beta, noising = self.momentum, strategy.noising(self.updates)
-        transform = rfft(lfilter([1 - beta], [1.0, -beta], noising), self._size)
-        rows = irfft(self._rates * np.conj(transform), self._size)[:, : self.updates]
+        filtered = scipy.signal.lfilter([1 - beta], [1.0, -beta], noising)
+        transform = scipy.fft.rfft(filtered, self._size)
+        rows = scipy.fft.irfft(self._rates * np.conj(transform), self._size)[:, : self.updates]
         return math.sqrt(float(np.sum(rows * rows)) / len(rows)) * strategy.norm
 
     @functools.cached_property
     def _size(self) -> int:
-        return int(next_fast_len(2 * self.updates))
+        return int(scipy.fft.next_fast_len(2 * self.updates))
 
     @functools.cached_property
     def _rates(self) -> NDArray[np.complex128]:
         """Transforms of the rates up to each iterate, whose row of AC⁻¹ correlates with them."""
         t = np.arange(self.updates)
         rates = np.array(self.learning_rates) / (1 - self.momentum ** (t + 1))
-        return np.stack([rfft(np.where(t < end, rates, 0.0), self._size) for end in self.iterates])
+        cut = (np.where(t < end, rates, 0.0) for end in self.iterates)
+        return np.stack([scipy.fft.rfft(row, self._size) for row in cut])
 
 
 def power_coefficients(bands: int, exponent: float, damping: float = 1.0) -> Floats:

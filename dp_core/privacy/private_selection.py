@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import brentq
+import scipy
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import ORDERS, epsilon_rdp
@@ -195,7 +195,7 @@ def selection_of(
     name = "truncated-negative-binomial"
     if law == "geometric":
         return RandomCountSelection(chosen, name, delta, eta=1.0, gamma=1 / mean, unit=unit)
-    gamma = brentq(lambda g: negative_binomial_mean(0.0, g) - mean, 1e-12, 1 - 1e-9)
+    gamma = scipy.optimize.brentq(lambda g: negative_binomial_mean(0.0, g) - mean, 1e-12, 1 - 1e-9)
     return RandomCountSelection(chosen, name, delta, eta=0.0, gamma=float(gamma), unit=unit)
 
 

@@ -15,13 +15,11 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
+import scipy
 from numpy.typing import NDArray
-from scipy import fft
-from scipy.optimize import brentq, minimize_scalar
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed, gaussian_delta
@@ -163,9 +161,7 @@ class ComposedPld:
             theta = math.exp(x)
             return (self._cumulant(theta) + _gap(theta) - math.log(delta)) / theta
 
-        limits, options = (math.log(1e-6), math.log(1e7)), {"xatol": _TILT_TOLERANCE}
-        optimum = minimize_scalar(bound, bounds=limits, method="bounded", options=options)
-        return math.exp(float(optimum.x))
+        return math.exp(float(_minimised(bound, 1e7, _TILT_TOLERANCE).x))
 
     def _tilt_at(self, epsilon: float) -> float:
         """Return the θ that minimises the moment bound K(θ) − θε + g(θ) on ln δ, convex in θ."""
@@ -180,7 +176,7 @@ class ComposedPld:
             if high >= 1e8:
                 return high  # ε is at the end of the support
             low, high = high, 2 * high
-        return float(brentq(slope, low, high, xtol=1e-6, rtol=_TILT_TOLERANCE))
+        return float(scipy.optimize.brentq(slope, low, high, xtol=1e-6, rtol=_TILT_TOLERANCE))
 
     def _tilted(self, theta: float) -> _TiltedSum:
         """Return the sum's distribution under e^{θx}, on a window that holds all but 1e-20."""
@@ -190,18 +186,18 @@ class ComposedPld:
         size = math.ceil(high / self._h) - first + 1
         if size > _LARGEST_WINDOW:
             raise GridTooFineError(f"a privacy-loss grid of {size} points")
-        length = fft.next_fast_len(max(size, 2), real=True)
+        length = scipy.fft.next_fast_len(max(size, 2), real=True)
         spectrum: NDArray[np.complex128] | None = None
         start = 0
         for pmf, times in self._parts:
             folded = np.bincount(
                 np.arange(len(pmf.losses)) % length, pmf.tilted(theta), minlength=length
             )
-            power = fft.rfft(folded) ** times
+            power = scipy.fft.rfft(folded) ** times
             spectrum = power if spectrum is None else spectrum * power
             start += times * pmf.first
         assert spectrum is not None  # noqa: S101  (parts are never empty)
-        circle = np.maximum(fft.irfft(spectrum, length), 0.0)
+        circle = np.maximum(scipy.fft.irfft(spectrum, length), 0.0)
         probabilities = np.roll(circle, (start - first) % length)
         losses = (first + np.arange(length)) * self._h
         return _TiltedSum(theta, self._cumulant(theta), losses, probabilities)
@@ -214,10 +210,14 @@ class ComposedPld:
             s = sign * math.exp(x)
             return sign * (self._cumulant(theta + s) - base - _OUTSIDE) / s
 
-        optimum = minimize_scalar(
-            bound, bounds=(math.log(1e-6), math.log(1e8)), method="bounded", options={"xatol": 0.1}
-        )
-        return sign * float(optimum.fun)
+        return sign * float(_minimised(bound, 1e8, 0.1).fun)
+
+
+def _minimised(bound: Callable[[float], float], high: float, xatol: float) -> Any:
+    """Return SciPy's result for the least bound(ln θ) at θ from 1e-6 to `high`."""
+    limits = (math.log(1e-6), math.log(high))
+    options = {"xatol": xatol}
+    return scipy.optimize.minimize_scalar(bound, bounds=limits, method="bounded", options=options)
 
 
 def _gap(theta: float) -> float:
@@ -261,7 +261,7 @@ class _TiltedSum:
         def excess(epsilon: float) -> float:
             return max(self.log_delta(epsilon), target - 1e3) - target
 
-        root = brentq(excess, low, high, xtol=tolerance * 1e-3, rtol=tolerance)
+        root = scipy.optimize.brentq(excess, low, high, xtol=tolerance * 1e-3, rtol=tolerance)
         return float(root) * (1 + tolerance)
 
 
@@ -420,9 +420,11 @@ def epsilon_rdp(event: MechanismEvent, delta: float) -> float | None:
     curve = event.rdp(ORDERS)
     if curve is None:
         return None
-    epsilon, order = rdp_library.compute_epsilon(ORDERS, curve, delta)
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+    epsilon, order = compute_epsilon(ORDERS, curve, delta)
     if 0 < order <= LOW_ORDERS[-1] and epsilon > 0:
-        low, _ = rdp_library.compute_epsilon(LOW_ORDERS, event.rdp(LOW_ORDERS), delta)
+        low, _ = compute_epsilon(LOW_ORDERS, event.rdp(LOW_ORDERS), delta)
         epsilon = min(epsilon, low)
     return float(epsilon)
 
@@ -446,8 +448,12 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     if gaussian_delta(0.0, mu) <= delta:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
-    # Each call is monotone in ε; `high` is the zCDP bound, so the root lies between.
-    return float(brentq(lambda e: float(gaussian_delta(e, mu)) - delta, 0.0, high, xtol=1e-12))
+
+    # The excess is monotone in ε; `high` is the zCDP bound, so the root lies between.
+    def excess(epsilon: float) -> float:
+        return float(gaussian_delta(epsilon, mu)) - delta
+
+    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12))
 
 
 def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float = 1.0) -> float:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from scipy.optimize import brentq
+import scipy
 
 from dp_core.config.privacy import LEAST_NOISE, MOST_BANDS
 from dp_core.errors import BadInput, PlanError
@@ -56,7 +56,7 @@ def noise_for(
         if high == 1 / LEAST_NOISE:
             return LEAST_NOISE
         low, high = high, min(2 * high, 1 / LEAST_NOISE)
-    sigma = round_up(1 / brentq(lambda x: excess(1 / x), low, high, xtol=_TOLERANCE))
+    sigma = round_up(1 / scipy.optimize.brentq(lambda x: excess(1 / x), low, high, xtol=_TOLERANCE))
     while excess(sigma) > 0:
         sigma = round_up(sigma * (1 + 2 * 10.0**-DIGITS))
     return sigma

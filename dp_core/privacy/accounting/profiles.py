@@ -5,20 +5,23 @@ without it; "without" is H_ε(Q‖P). Negative ε follow, because H_{−ε}(P‖
 e^{−ε} H_ε(Q‖P). For symmetric relations the two are equal.
 """
 
+from __future__ import annotations
+
 import abc
 import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import dp_accounting as dpa
 import numpy as np
-from absl import logging as absl_logging  # type: ignore[import-untyped]
-from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_ndtr, ndtr
-from scipy.stats import binom
+
+# SciPy imports its parts at their first use. So does this module with dp_accounting: together they
+# take a second of processor time, and most steps and commands compute no ε.
+if TYPE_CHECKING:
+    import dp_accounting as dpa
 
 Floats = NDArray[np.float64]
 
@@ -32,26 +35,23 @@ def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> NDArray[np.float64]:
     """
     eps, m = np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64)
     safe = np.where(m > 0, m, 1.0)
-    upper = log_ndtr(safe / 2 - eps / safe)
-    lower = eps + log_ndtr(-safe / 2 - eps / safe)
+    upper = scipy.special.log_ndtr(safe / 2 - eps / safe)
+    lower = eps + scipy.special.log_ndtr(-safe / 2 - eps / safe)
     delta = np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0))
     return np.where(m > 0, delta, np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0))))
 
 
-def library_curve(
-    event: dpa.DpEvent,
-    orders: ArrayLike,
-    relation: dpa.NeighboringRelation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
-) -> Floats:
-    """Return the curve of an event of dp_accounting, under its neighbouring relation."""
+def library_curve(event: dpa.DpEvent, orders: ArrayLike, relation: str) -> Floats:
+    """Return the curve of an event of dp_accounting, under a neighbouring relation it names."""
     return _curve(event, tuple(np.asarray(orders, np.float64).tolist()), relation).copy()
 
 
 @functools.lru_cache(maxsize=256)  # charge, statement and report need the same curve
-def _curve(
-    event: dpa.DpEvent, orders: tuple[float, ...], relation: dpa.NeighboringRelation
-) -> Floats:
-    accountant = rdp_library.RdpAccountant(np.asarray(orders), relation)
+def _curve(event: dpa.DpEvent, orders: tuple[float, ...], relation: str) -> Floats:
+    import dp_accounting as dpa
+    from absl import logging as absl_logging  # type: ignore[import-untyped]
+
+    accountant = dpa.rdp.RdpAccountant(np.asarray(orders), dpa.NeighboringRelation[relation])
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)  # an order whose series diverges is left out
     try:
@@ -130,8 +130,10 @@ class SubsampledGaussian(Profile):
         """Return the exact Rényi curve (Mironov, Talwar and Zhang 2019, arXiv:1908.10530)."""
         if self.rate == 1:
             return np.asarray(orders, dtype=np.float64) * (self.mu * self.mu / 2)
+        import dp_accounting as dpa
+
         event = dpa.PoissonSampledDpEvent(self.rate, dpa.GaussianDpEvent(1 / self.mu))
-        return library_curve(event, orders)
+        return library_curve(event, orders, "ADD_OR_REMOVE_ONE")
 
 
 def gaussian(mu: float) -> SubsampledGaussian:
@@ -174,7 +176,7 @@ class TruncatedSubsampledGaussian(Profile):
         """Yield (t, p) of each range of m; their widths are 1, 1, 2, 4, … from the largest m."""
         top, width = self.units - 1, 1
         largest = top
-        while top >= self.cap and (cut := float(binom.sf(self.cap - 1, top, self.rate))) > 0:
+        while top >= self.cap and (cut := self._at_least(self.cap, top)) > 0:
             bottom = max(self.cap, top - width + 1)
             yield cut, self._replacing_rate(bottom)
             top, width = bottom - 1, max(1, largest - bottom + 1)
@@ -182,11 +184,15 @@ class TruncatedSubsampledGaussian(Profile):
     def _replacing_rate(self, others: int) -> float:
         """Return p(m); at most q·cap/(cap + 1), also if no batch is ever cut in floating point."""
         most = self.rate * self.cap / (self.cap + 1)
-        cut = float(binom.sf(self.cap - 1, others, self.rate))
+        cut = self._at_least(self.cap, others)
         if cut == 0:
             return most
-        taken = float(binom.sf(self.cap, others + 1, self.rate)) * self.cap / (others + 1)
+        taken = self._at_least(self.cap + 1, others + 1) * self.cap / (others + 1)
         return min(most, taken / cut)
+
+    def _at_least(self, drawn: int, units: int) -> float:
+        """Return the probability that at least `drawn` of the units are drawn."""
+        return float(scipy.stats.binom.sf(drawn - 1, units, self.rate))
 
     def reach(self) -> float:
         """Return the reach of the part with twice the sensitivity."""
@@ -225,9 +231,11 @@ class FixedSizeProfile(Profile):
 
         Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 27.
         """
+        import dp_accounting as dpa
+
         gaussian_event = dpa.GaussianDpEvent(1 / (2 * self.mu))
         event = dpa.SampledWithoutReplacementDpEvent(self.slots, self.batch, gaussian_event)
-        return library_curve(event, orders, dpa.NeighboringRelation.REPLACE_ONE)
+        return library_curve(event, orders, "REPLACE_ONE")
 
     def rdp_estimate(self, orders: Floats) -> Floats:
         """Return the curve of Poisson sampling: a close estimate; the exact curve takes seconds."""
@@ -317,11 +325,11 @@ class DiscreteGaussianTail:
     def _beyond(self, k: Floats) -> tuple[Floats, Floats]:
         """Return both bounds at k ≥ 1, without a sum."""
         x, s = k - 0.5, self._s
-        upper = ndtr(-x / s)
+        upper = scipy.special.ndtr(-x / s)
         density = np.exp(-(k * k) / (2 * s * s)) / (math.sqrt(2 * math.pi) * s)
         beyond = x >= s
         slack = 0.05 / (s * s)
-        lower = np.where(beyond, ndtr(-k / s) + density / 2, upper - slack)
+        lower = np.where(beyond, scipy.special.ndtr(-k / s) + density / 2, upper - slack)
         return lower, np.where(beyond, upper, upper + slack)
 
 

@@ -15,9 +15,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, gaussian_epsilon
@@ -178,7 +177,7 @@ class GaussianTradeOff:
 
     def least_false_positive_rate(self, true_positive_rate: float) -> float:
         """Return x(r)."""
-        return float(ndtr(ndtri(true_positive_rate) - self.mu))
+        return float(scipy.special.ndtr(scipy.special.ndtri(true_positive_rate) - self.mu))
 
 
 @lru_cache(maxsize=4096)  # searches for a bound evaluate the same ε again
@@ -188,4 +187,8 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_epsilon(delta, high) < epsilon:
         high *= 2
-    return float(brentq(lambda mu: gaussian_epsilon(delta, mu) - epsilon, 1e-9, high, xtol=1e-8))
+
+    def excess(mu: float) -> float:
+        return gaussian_epsilon(delta, mu) - epsilon
+
+    return float(scipy.optimize.brentq(excess, 1e-9, high, xtol=1e-8))

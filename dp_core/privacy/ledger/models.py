@@ -76,10 +76,6 @@ class _Stored(TypeDecorator[Any]):
             raise LedgerDamaged("it cannot be read", where=where, fix=RESTORE) from error
 
 
-def _event(text: str) -> MechanismEvent:
-    return MechanismEvent.from_json(json.loads(text))
-
-
 class Base(MappedAsDataclass, DeclarativeBase):
     """Root of the mapped classes. A change of a column is another version of the schema."""
 
@@ -88,7 +84,7 @@ class Base(MappedAsDataclass, DeclarativeBase):
         PrivacyUnit: _Stored(PrivacyUnit),
         NeighboringRelation: _Stored(NeighboringRelation),
         State: _Stored(State),
-        MechanismEvent: _Stored(_event, canonical),
+        MechanismEvent: _Stored(lambda text: MechanismEvent.from_json(json.loads(text)), canonical),
     }
 
 
