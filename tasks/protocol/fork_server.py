@@ -43,7 +43,8 @@ OFF = "off"
 LOST = -signal.SIGKILL  # exit code if the server has ended, which ends the step too
 _PATIENCE = 5.0  # seconds within which a request must be complete
 _IDLE = 600.0  # seconds without a step after which the server frees its memory
-_IMPORTED_LATE = (  # by libraries, when a step first needs them
+_IMPORTED_LATE = (  # when a step first needs them
+    "dp_accounting",
     "mlflow.tracking",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
