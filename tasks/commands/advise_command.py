@@ -169,7 +169,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "verdict": advice.verdict,
         "known_from": how_it_is_known(advice.spending.recipe),
         "released_phrases": advice.phrases_instead,
-        "private_labels": advice.private_labels,
+        "real_model": advice.real_model,
         "settings": advice.changes,
     }
 
@@ -228,7 +228,7 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
     )
     click.echo(how_it_is_known(advice.spending.recipe))
     click.echo(advice.verdict)
-    for note in filter(None, (advice.phrases_instead, advice.private_labels)):
+    for note in filter(None, (advice.phrases_instead, *advice.real_model)):
         click.echo(note)
     if answer["next"]:
         click.echo("\n  ".join(["To run it:", *answer["next"]]))

@@ -58,7 +58,7 @@ from tasks.releases.charge import calibrated_noise, planned_release, training_pl
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
-LABELS = Path(__file__).with_name("private_labels.txt")  # written by benchmarks/real_model
+REAL_MODEL = Path(__file__).with_name("real_model.txt")  # written by benchmarks/real_model
 _LIKELY = 8  # number of the best plans by the limit whose exact σ is computed
 # Search for the largest ε that the filter of a registered budget admits.
 _TRIALS = 4
@@ -294,10 +294,11 @@ class Advice:
         )
 
     @property
-    def private_labels(self) -> str:
-        """The shares of F1 that private labels kept; empty unless a public model learns them."""
-        private = self.settings.finetune_privacy == "dp" and self.settings.public_model
-        return LABELS.read_text("utf-8").strip() if private else ""
+    def real_model(self) -> tuple[str, ...]:
+        """What private notes, and private labels, added to a real public model in a benchmark."""
+        notes, labels = REAL_MODEL.read_text("utf-8").splitlines()
+        measured = (notes, labels) if self.settings.finetune_privacy == "dp" else (notes,)
+        return measured if self.settings.public_model else ()
 
     @property
     def verdict(self) -> str:

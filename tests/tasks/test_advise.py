@@ -336,11 +336,16 @@ def test_data_set_without_a_budget_is_refused_before_reading(capsys):
     assert "confide ledger register notes" in capsys.readouterr().err
 
 
-def test_advice_on_private_labels_states_the_measured_shares(advice_on_small):
+def test_advice_on_a_public_model_states_what_was_measured_with_a_real_one(advice_on_small):
     private = {"finetune_privacy": "dp", "public_model": "/model"}
-    advice = replace(advice_on_small, settings=SMALL.model_copy(update=private))
-    assert advice.private_labels.startswith("Of the F1 without privacy, private labels kept ")
-    assert "sentences were drawn" in advice.private_labels
-    for other in ({"finetune_privacy": "none"}, {"public_model": ""}):
+    measured = {}
+    for name, other in (
+        ("dp", {}),
+        ("none", {"finetune_privacy": "none"}),
+        ("", {"public_model": ""}),
+    ):
         settings = SMALL.model_copy(update=private | other)
-        assert not replace(advice_on_small, settings=settings).private_labels
+        measured[name] = replace(advice_on_small, settings=settings).real_model
+    notes, labels = measured["dp"]
+    assert notes.startswith("Of the gain without privacy") and "sentences were drawn" in labels
+    assert (measured["none"], measured[""]) == ((notes,), ())

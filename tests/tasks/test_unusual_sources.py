@@ -42,17 +42,13 @@ def link(place: Path, to: str) -> None:
     place.symlink_to(to)
 
 
-def latin_1(place: Path) -> None:
-    os.mkdir(os.fsencode(place) + b"\xe9")  # noqa: PTH102 - bytes
-
-
 ENTRIES: dict[str, Callable[[Path], None]] = {
     "pipe": lambda p: os.mkfifo(p),
     "endless": lambda p: link(p, "/dev/zero"),
     "linked folder": lambda p: link(p, "/etc"),
     "linked file": lambda p: link(p, "/etc/hostname"),
     "dangling": lambda p: link(p, "nowhere"),
-    "latin-1": latin_1,
+    "latin-1": lambda p: os.mkdir(os.fsencode(p) + b"\xe9"),  # noqa: PTH102 - bytes
 }
 
 
