@@ -67,6 +67,7 @@ class Served:
         self.module = folder / "changing.py"
         self.module.write_text("STATE = []\n")
         self.environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "SHARED": "1"}
+        self.environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # benchmarks set it when imported
         given = fork_server.shared_environment(self.environment | {"CONFIDE_LEDGER": "secret"})
         with (folder / "server.log").open("wb") as log:
             self.process = supervisor.start(
