@@ -61,10 +61,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     settings = folder / "auth.ini"
     starter = (ROOT / "docker" / "mlflow-server").read_text()
-    (permission,) = re.findall(r"^default_permission = (\w+)$", starter, re.M)
-    settings.write_text(
-        f"[mlflow]\ndefault_permission = {permission}\ndatabase_uri = sqlite:///{folder}/users.db\n"
-    )
+    (ini,) = re.findall(r"<<INI\n(.+)^INI$", starter, re.M | re.S)
+    users = f"sqlite:///{folder}/users.db"
+    settings.write_text(ini.replace("${CONFIDE_MLFLOW_AUTH_DATABASE:?}", users))
     environment = os.environ | {
         "MLFLOW_AUTH_CONFIG_PATH": str(settings),
         "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/mlflow.db",
