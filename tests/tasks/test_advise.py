@@ -347,5 +347,7 @@ def test_advice_on_a_public_model_states_what_was_measured_with_a_real_one(advic
         settings = SMALL.model_copy(update=private | other)
         measured[name] = replace(advice_on_small, settings=settings).real_model
     notes, labels = measured["dp"]
-    assert notes.startswith("Of the gain without privacy") and "sentences were drawn" in labels
+    assert notes.startswith("Of the gain without privacy in masked tokens ")
+    assert labels.startswith("Of the F1 without privacy, private labels kept ")
+    assert "sentences were drawn" in labels
     assert (measured["none"], measured[""]) == ((notes,), ())

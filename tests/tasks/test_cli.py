@@ -342,7 +342,7 @@ def test_steps_with_a_result_and_light_commands_import_no_heavy_libraries(words,
         f"import sys, tasks.{module} as module\n"
         "sys.argv[0] = 'confide'\n"
         "sys.argv[1:] and module.main()\n"
-        "heavy = 'tensorflow mlflow dp_accounting scipy.stats sklearn sqlalchemy matplotlib'\n"
+        "heavy='tensorflow mlflow dp_accounting scipy scipy.stats sklearn sqlalchemy matplotlib'\n"
         "print([name for name in heavy.split() if name in sys.modules], file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", script, *words]

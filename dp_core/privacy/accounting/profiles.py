@@ -42,7 +42,7 @@ def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> NDArray[np.float64]:
 
 
 def library_curve(event: dpa.DpEvent, orders: ArrayLike, relation: str) -> Floats:
-    """Return the curve of an event of dp_accounting, under a neighbouring relation it names."""
+    """Return the curve of an event of dp_accounting, under the relation of this name in it."""
     return _curve(event, tuple(np.asarray(orders, np.float64).tolist()), relation).copy()
 
 
