@@ -3,7 +3,8 @@
 `epsilon_pld` is behind every ε that Confide claims: profile of each step -> its privacy loss on a
 grid, from above -> tilted convolution -> ε, in both directions, and the worse of the two. The
 result is an upper bound, and tight: the grid is refined with the number of steps
-(`_interval_for`). (dp_accounting's own PLD may lie below the truth, by the rounding of its FFT.)
+(`_interval_for`). The rounding of the FFT is bounded and added; dp_accounting's own PLD may lie
+below the truth by it.
 
 `epsilon_rdp` is reported next to it, and the ledger's privacy filter adds up Rényi curves: a
 mechanism's Rényi divergence bound, in both directions, at each order α > 1.
@@ -30,20 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PldPmf:
-    """Probability mass function of a privacy loss on a grid of spacing h.
+    """Probability mass function of a privacy loss, usually on a grid.
 
-    Pr[loss = (first + i)·h] = probabilities[i], and Pr[loss = ∞] = infinite.
+    Pr[loss = losses[i]] = probabilities[i], and Pr[loss = ∞] = infinite.
     """
 
-    first: int
+    losses: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     infinite: float
-    spacing: float
-
-    @functools.cached_property
-    def losses(self) -> NDArray[np.float64]:
-        """The finite losses of the grid."""
-        return (self.first + np.arange(len(self.probabilities), dtype=float)) * self.spacing
 
     @functools.cached_property
     def _logs(self) -> NDArray[np.float64]:
@@ -60,9 +55,16 @@ class PldPmf:
         """Return the probabilities under the weights e^{θx}; they add up to 1."""
         return np.asarray(np.exp(self._logs + theta * self.losses - self.cumulant(theta)))
 
-    def mean(self, theta: float) -> float:
-        """Return the mean of the losses under the weights e^{θx}."""
-        return float(np.dot(self.tilted(theta), self.losses))
+    def merged(self) -> PldPmf:
+        """Return at most `_ROUGH` losses, each the mean of neighbours, for use in searches."""
+        starts = np.arange(0, len(self.losses), -(-len(self.losses) // _ROUGH))
+        masses = np.add.reduceat(self.probabilities, starts)
+        sums = np.add.reduceat(self.probabilities * self.losses, starts)
+        held = masses > 0
+        return PldPmf(sums[held] / masses[held], masses[held], self.infinite)
+
+
+_Parts = Sequence[tuple[PldPmf, int]]  # the loss of one step of each kind, and how often
 
 
 def discretise(profile: Profile, interval: float) -> tuple[PldPmf, PldPmf]:
@@ -99,15 +101,19 @@ def _connect_dots(calls: Floats, reverse: Floats, h: float) -> PldPmf:
     mass[0] = (left[1] - left[0]) / step - left[0]
     mass[2 * n] = (calls[n - 1] - calls[n]) / -math.expm1(-h)
     held = np.flatnonzero(mass > 0)
-    kept = mass[held[0] : held[-1] + 1]
-    return PldPmf(int(held[0]) - n, np.maximum(kept, 0.0), float(calls[n]), h)
+    kept = np.arange(held[0], held[-1] + 1)
+    return PldPmf((kept - n) * h, np.maximum(mass[kept], 0.0), float(calls[n]))
 
 
 _OUTSIDE = math.log(1e-20)  # probability, under the tilt, that may lie outside the window
-_TILT_TOLERANCE = 1e-2  # any tilt is right; a good one is precise
+_TILT_TOLERANCE = 1e-2  # any tilt gives a valid ε; a good one gives a tight ε
+_TOLERANCE = 1e-9  # of ε, relative
 _ROUNDING = 1 + 1e-6  # more than the probability that FFT rounding can take away
 _FAR = 60.0  # θ·(x − ε) beyond which a term is bounded and not computed
 _LARGEST_WINDOW = 1 << 24
+_NEGLIGIBLE = 1e-25  # modulus of a spectrum; the FFT rounds by 1e-16 and more
+_FFT_ROUNDING = 4 * 2.0**-52  # per level of an FFT of sum 1 (Higham 2002, Theorem 24.2: 3.4)
+_ROUGH = 1 << 12  # losses of a step while a tilt or a window is searched for
 
 
 _Answer = TypeVar("_Answer")
@@ -121,16 +127,17 @@ class ComposedPld:
     """The privacy loss of all steps together, in one direction.
 
     Args:
-        parts: the loss of one step of each kind, and how often it is taken.
+        parts: the losses of the steps, on grids that contain 0.
         interval: spacing of the grid.
 
     Attributes:
         infinite: the probability of an infinite loss: δ that no ε repairs.
     """
 
-    def __init__(self, parts: Sequence[tuple[PldPmf, int]], interval: float) -> None:
+    def __init__(self, parts: _Parts, interval: float) -> None:
         self._h = interval
         self._parts = parts
+        self._rough = [(pmf.merged(), times) for pmf, times in parts]
         survive = sum(times * math.log1p(-pmf.infinite) for pmf, times in parts)
         self.infinite = -math.expm1(survive)
 
@@ -139,47 +146,39 @@ class ComposedPld:
         finite = delta / _ROUNDING - self.infinite
         if finite <= 0:
             return math.inf
-        first = self._tilted(self._tilt_for(finite)).epsilon(finite, 1e-4)
-        # The first tilt is as good as its search; the second is exact for the ε that it gave.
-        return self._tilted(self._tilt_at(first)).epsilon(finite, 1e-9)
+        return self._tilted(self._tilt_for(finite)).epsilon(finite)
 
     def delta(self, epsilon: float) -> float:
         """Return δ at ε ≥ 0."""
         tilted = self._tilted(self._tilt_at(epsilon))
         return min(1.0, (self.infinite + math.exp(tilted.log_delta(epsilon))) * _ROUNDING)
 
-    def _cumulant(self, theta: float) -> float:
-        return sum(times * pmf.cumulant(theta) for pmf, times in self._parts)
-
-    def _mean(self, theta: float) -> float:
-        return sum(times * pmf.mean(theta) for pmf, times in self._parts)
-
     def _tilt_for(self, delta: float) -> float:
         """Return the θ that minimises the moment bound (K(θ) + g(θ) − ln δ)/θ on ε: order α − 1."""
 
         def bound(x: float) -> float:
             theta = math.exp(x)
-            return (self._cumulant(theta) + _gap(theta) - math.log(delta)) / theta
+            return (_cumulant(self._rough, theta) + _gap(theta) - math.log(delta)) / theta
 
         return math.exp(float(_minimised(bound, 1e7, _TILT_TOLERANCE).x))
 
     def _tilt_at(self, epsilon: float) -> float:
         """Return the θ that minimises the moment bound K(θ) − θε + g(θ) on ln δ, convex in θ."""
 
-        def slope(theta: float) -> float:
-            return self._mean(theta) - math.log1p(1 / theta) - epsilon
+        def bound(x: float) -> float:
+            theta = math.exp(x)
+            return _cumulant(self._parts, theta) + _gap(theta) - theta * epsilon
 
-        low, high = 1e-6, 1.0
-        if slope(low) >= 0:
-            return low
-        while slope(high) < 0:
-            if high >= 1e8:
-                return high  # ε is at the end of the support
-            low, high = high, 2 * high
-        return float(scipy.optimize.brentq(slope, low, high, xtol=1e-6, rtol=_TILT_TOLERANCE))
+        return math.exp(float(_minimised(bound, 1e8, _TILT_TOLERANCE).x))
 
     def _tilted(self, theta: float) -> _TiltedSum:
-        """Return the sum's distribution under e^{θx}, on a window that holds all but 1e-20."""
+        """Return the sum's distribution under e^{θx}, from above, on a window of all but 1e-20.
+
+        Where losses have a heavy tail, no tilt brings the probabilities near ε above the rounding
+        of the FFT, so its bound is added. A value of the spectrum errs by at most `rounding`,
+        because the probabilities add up to 1; its n-th power by n times as much; and the mean error
+        of the spectrum bounds the error of each probability.
+        """
         lowest, highest = (sum(n * pmf.losses[end] for pmf, n in self._parts) for end in (0, -1))
         low, high = max(self._bound(theta, -1), lowest), min(self._bound(theta, 1), highest)
         first = math.floor(low / self._h)
@@ -187,30 +186,37 @@ class ComposedPld:
         if size > _LARGEST_WINDOW:
             raise GridTooFineError(f"a privacy-loss grid of {size} points")
         length = scipy.fft.next_fast_len(max(size, 2), real=True)
-        spectrum: NDArray[np.complex128] | None = None
-        start = 0
+        rounding = _FFT_ROUNDING * (1 + math.log2(length))
+        spectrum, error, start = np.ones(length // 2 + 1, dtype=complex), np.zeros(()), 0
         for pmf, times in self._parts:
             folded = np.bincount(
                 np.arange(len(pmf.losses)) % length, pmf.tilted(theta), minlength=length
             )
-            power = scipy.fft.rfft(folded) ** times
-            spectrum = power if spectrum is None else spectrum * power
-            start += times * pmf.first
-        assert spectrum is not None  # noqa: S101  (parts are never empty)
-        circle = np.maximum(scipy.fft.irfft(spectrum, length), 0.0)
+            factor = scipy.fft.rfft(folded)
+            below = np.abs(factor) ** (times - 1)
+            error = (error + times * rounding * np.abs(spectrum)) * below
+            held = below > _NEGLIGIBLE
+            spectrum[held], spectrum[~held] = spectrum[held] * factor[held] ** times, 0.0
+            start += times * round(pmf.losses[0] / self._h)
+        error = 2 * float(np.sum(error + rounding * np.abs(spectrum))) / length + _NEGLIGIBLE
+        circle = np.maximum(scipy.fft.irfft(spectrum, length), 0.0) + error
         probabilities = np.roll(circle, (start - first) % length)
         losses = (first + np.arange(length)) * self._h
-        return _TiltedSum(theta, self._cumulant(theta), losses, probabilities)
+        return _TiltedSum(theta, _cumulant(self._parts, theta), losses, probabilities)
 
     def _bound(self, theta: float, sign: int) -> float:
         """Return Chernoff's bound, up or down, on where all but 1e-20 of the tilted sum lies."""
-        base = self._cumulant(theta)
 
-        def bound(x: float) -> float:
+        def bound(x: float, parts: _Parts = self._rough) -> float:
             s = sign * math.exp(x)
-            return sign * (self._cumulant(theta + s) - base - _OUTSIDE) / s
+            return sign * (_cumulant(parts, theta + s) - _cumulant(parts, theta) - _OUTSIDE) / s
 
-        return sign * float(_minimised(bound, 1e8, 0.1).fun)
+        # The bound holds at any s, so only its last value needs all losses.
+        return sign * bound(float(_minimised(bound, 1e8, 0.1).x), self._parts)
+
+
+def _cumulant(parts: _Parts, theta: float) -> float:
+    return sum(times * pmf.cumulant(theta) for pmf, times in parts)
 
 
 def _minimised(bound: Callable[[float], float], high: float, xatol: float) -> Any:
@@ -243,13 +249,12 @@ class _TiltedSum:
         weights = -np.expm1(-distance) * np.exp(-self.theta * distance)
         # Each term beyond has a weight below e^−60, which replaces all of these weights.
         beyond = math.exp(-_FAR) * float(np.sum(self.probabilities[last:]))
+        beyond += 2 * math.exp(_OUTSIDE + _gap(self.theta))  # outside the window, at any weight
         total = float(np.dot(weights, self.probabilities[first:last])) + beyond
-        if total == 0:
-            return -math.inf
         return self.cumulant - self.theta * epsilon + math.log(total)
 
-    def epsilon(self, delta: float, tolerance: float) -> float:
-        """Return the ε ≥ 0 with δ(ε) = delta, from above, to a relative tolerance."""
+    def epsilon(self, delta: float) -> float:
+        """Return the ε ≥ 0 with δ(ε) = delta, from above, to a relative `_TOLERANCE`."""
         target = math.log(delta)
         low = max(0.0, float(self.losses[0]))
         high = max(float(self.losses[-1]), low)
@@ -258,11 +263,10 @@ class _TiltedSum:
         if self.log_delta(high) > target:
             return high
 
-        def excess(epsilon: float) -> float:
-            return max(self.log_delta(epsilon), target - 1e3) - target
-
-        root = scipy.optimize.brentq(excess, low, high, xtol=tolerance * 1e-3, rtol=tolerance)
-        return float(root) * (1 + tolerance)
+        root = scipy.optimize.brentq(
+            lambda x: self.log_delta(x) - target, low, high, xtol=1e-3 * _TOLERANCE, rtol=_TOLERANCE
+        )
+        return float(root) * (1 + _TOLERANCE)
 
 
 _BLUR = 4e-3  # blur allowed, as a share of ε
@@ -325,8 +329,15 @@ def composed_profile(event: MechanismEvent) -> Callable[[float], float]:
 def _epsilon(
     event: MechanismEvent, steps: Sequence[SelfComposed], delta: float, interval: float
 ) -> float:
-    by_pld = _on_grid(steps, interval, lambda plds: max(pld.epsilon(delta) for pld in plds))
+    by_pld = _on_grid(steps, interval, lambda plds: _larger_epsilon(*plds, delta=delta))
     return _by_rdp(event, delta) if by_pld is None else by_pld  # in the thousands: valid is enough
+
+
+def _larger_epsilon(pld: ComposedPld, *reverse: ComposedPld, delta: float) -> float:
+    """Return the larger ε of both directions. The reverse usually has a smaller δ at the first."""
+    epsilon = pld.epsilon(delta)
+    worse = [r for r in reverse if math.isfinite(epsilon) and r.delta(epsilon) > delta]
+    return max([epsilon, *(r.epsilon(delta) for r in worse)])
 
 
 def _by_rdp(event: MechanismEvent, delta: float) -> float:

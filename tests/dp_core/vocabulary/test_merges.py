@@ -1,6 +1,5 @@
 import json
 import random
-import time
 
 import pytest
 from tokenizers import Tokenizer
@@ -78,21 +77,6 @@ def test_vocabulary_does_not_exceed_its_size():
     for size in range(4, 9):
         assert len(learn_merges(words, list("abcd"), size)[0]) == min(size, 7)
     assert learn_merges(words, list("abcd"), 2) == (list("abcd"), [])
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_words_take_less_than_a_minute():
-    rng = random.Random(0)
-    syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "ar", "en")]
-    words: dict[str, int] = {}
-    while len(words) < 100_000:
-        word = "".join(rng.choices(syllables, k=rng.randint(1, 5)))
-        words.setdefault(word, 10**7 // (len(words) + 1) + 1)
-    letters = sorted({c for word in words for c in word})
-    started = time.process_time()
-    tokens, _ = learn_merges(words, [*letters, *("##" + c for c in letters)], 4000, prefix="##")
-    assert len(tokens) == 4000
-    assert time.process_time() - started < 60
 
 
 def test_whole_words_take_at_most_three_quarters_of_the_room_in_order():
