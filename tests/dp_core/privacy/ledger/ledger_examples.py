@@ -59,7 +59,9 @@ def reserve_in_a_process(url: str, spec_hash: str, gate: Gate) -> str:
 
 
 def reserve_without_lock(url: str, spec_hash: str, gate: Gate) -> str:
-    ledger_module.lock_budget = Budget.of_dataset
+    """Decide while no process has recorded its decision yet."""
+    ledger_module.lock_budget, admit = Budget.of_dataset, privacy_filter.admit
+    privacy_filter.admit = lambda *arguments: (admit(*arguments), gate.wait())[0]
     return reserve_in_a_process(url, spec_hash, gate)
 
 

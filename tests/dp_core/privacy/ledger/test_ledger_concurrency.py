@@ -59,9 +59,6 @@ def test_without_the_row_lock_they_would_overspend(postgres_url, at_once):
     """Without the row lock, the processes of the first test overspend, so its race is real."""
     ledger = Ledger.open(postgres_url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
-    for number in range((room or 0) - 1):
-        ledger.reserve(reservation(f"held-{number}", GAUSSIAN))
     at_once(reserve_without_lock, postgres_url, [f"spec-{n}" for n in range(PROCESSES)])
     remaining = ledger.remaining("notes")
     assert remaining.spent.rho > remaining.capacity.rho
