@@ -261,7 +261,7 @@ class _TiltedSum:
         if self.log_delta(low) <= target:
             return low
         if self.log_delta(high) > target:
-            return high
+            return math.inf  # a poor tilt: the window ends below ε
 
         root = scipy.optimize.brentq(
             lambda x: self.log_delta(x) - target, low, high, xtol=1e-3 * _TOLERANCE, rtol=_TOLERANCE
