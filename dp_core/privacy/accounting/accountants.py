@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import scipy
@@ -155,21 +155,12 @@ class ComposedPld:
 
     def _tilt_for(self, delta: float) -> float:
         """Return the θ that minimises the moment bound (K(θ) + g(θ) − ln δ)/θ on ε: order α − 1."""
-
-        def bound(x: float) -> float:
-            theta = math.exp(x)
-            return (_cumulant(self._rough, theta) + _gap(theta) - math.log(delta)) / theta
-
-        return math.exp(float(_minimised(bound, 1e7, _TILT_TOLERANCE).x))
+        log_delta = math.log(delta)
+        return _minimising(lambda t: (_cumulant(self._rough, t) + _gap(t) - log_delta) / t)
 
     def _tilt_at(self, epsilon: float) -> float:
         """Return the θ that minimises the moment bound K(θ) − θε + g(θ) on ln δ, convex in θ."""
-
-        def bound(x: float) -> float:
-            theta = math.exp(x)
-            return _cumulant(self._parts, theta) + _gap(theta) - theta * epsilon
-
-        return math.exp(float(_minimised(bound, 1e8, _TILT_TOLERANCE).x))
+        return _minimising(lambda t: _cumulant(self._parts, t) + _gap(t) - t * epsilon)
 
     def _tilted(self, theta: float) -> _TiltedSum:
         """Return the sum's distribution under e^{θx}, from above, on a window of all but 1e-20.
@@ -207,23 +198,25 @@ class ComposedPld:
     def _bound(self, theta: float, sign: int) -> float:
         """Return Chernoff's bound, up or down, on where all but 1e-20 of the tilted sum lies."""
 
-        def bound(x: float, parts: _Parts = self._rough) -> float:
-            s = sign * math.exp(x)
-            return sign * (_cumulant(parts, theta + s) - _cumulant(parts, theta) - _OUTSIDE) / s
+        def bound(s: float, parts: _Parts = self._rough) -> float:
+            grown = _cumulant(parts, theta + sign * s) - _cumulant(parts, theta)
+            return (grown - _OUTSIDE) / s
 
         # The bound holds at any s, so only its last value needs all losses.
-        return sign * bound(float(_minimised(bound, 1e8, 0.1).x), self._parts)
+        return sign * bound(_minimising(bound, 0.1), self._parts)
 
 
 def _cumulant(parts: _Parts, theta: float) -> float:
     return sum(times * pmf.cumulant(theta) for pmf, times in parts)
 
 
-def _minimised(bound: Callable[[float], float], high: float, xatol: float) -> Any:
-    """Return SciPy's result for the least bound(ln θ) at θ from 1e-6 to `high`."""
-    limits = (math.log(1e-6), math.log(high))
-    options = {"xatol": xatol}
-    return scipy.optimize.minimize_scalar(bound, bounds=limits, method="bounded", options=options)
+def _minimising(bound: Callable[[float], float], tolerance: float = _TILT_TOLERANCE) -> float:
+    """Return the x from 1e-6 to 1e8 at which a bound is least, to a relative tolerance."""
+    limits, options = (math.log(1e-6), math.log(1e8)), {"xatol": tolerance}
+    least = scipy.optimize.minimize_scalar(
+        lambda log_x: bound(math.exp(log_x)), bounds=limits, method="bounded", options=options
+    )
+    return math.exp(float(least.x))
 
 
 def _gap(theta: float) -> float:
