@@ -63,6 +63,7 @@ def command(
     """
     values = values_of_options(JobSettings, **options)
     values |= {} if units is None else {"declared_units": units}
+    click.echo("Comparing plans takes up to a minute.", err=True)
     advice = _advice(values, epsilon, delta)
     if written is not None:
         settings = advice.given.model_dump(mode="json", include=values.keys() - set(TARGET))
