@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from dp_core.config.privacy import LEAST_EPSILON, MOST_EPSILON
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -63,8 +64,8 @@ def command(
     """
     values = values_of_options(JobSettings, **options)
     values |= {} if units is None else {"declared_units": units}
-    click.echo("Comparing plans takes up to a minute.", err=True)
-    advice = _advice(values, epsilon, delta)
+    with Console(stderr=True).status("Comparing plans, for up to a minute"):
+        advice = _advice(values, epsilon, delta)
     if written is not None:
         settings = advice.given.model_dump(mode="json", include=values.keys() - set(TARGET))
         write_settings(settings | advice.changes, written, "--write")
