@@ -108,7 +108,7 @@ def _connect_dots(calls: Floats, reverse: Floats, h: float) -> PldPmf:
 _OUTSIDE = math.log(1e-20)  # probability, under the tilt, that may lie outside the window
 _TILT_TOLERANCE = 1e-2  # any tilt gives a valid ε; a good one gives a tight ε
 _TOLERANCE = 1e-9  # of ε, relative
-_ROUNDING = 1 + 1e-6  # more than the probability that FFT rounding can take away
+_ROUNDING = 1 + 1e-6  # above the relative errors of the probabilities, over all steps
 _FAR = 60.0  # θ·(x − ε) beyond which a term is bounded and not computed
 _LARGEST_WINDOW = 1 << 24
 _NEGLIGIBLE = 1e-25  # modulus of a spectrum; the FFT rounds by 1e-16 and more
@@ -226,7 +226,7 @@ def _gap(theta: float) -> float:
 
 @dataclass(frozen=True)
 class _TiltedSum:
-    """p̃ on a window of losses."""
+    """The probabilities of all steps' losses under e^{θx}, from above, on a window."""
 
     theta: float
     cumulant: float
@@ -255,7 +255,6 @@ class _TiltedSum:
             return low
         if self.log_delta(high) > target:
             return math.inf  # a poor tilt: the window ends below ε
-
         root = scipy.optimize.brentq(
             lambda x: self.log_delta(x) - target, low, high, xtol=1e-3 * _TOLERANCE, rtol=_TOLERANCE
         )
