@@ -293,10 +293,10 @@ def advice_on_notes(results: Mapping[str, Any]) -> str:
     public, without = rows[first, "Public text only"], rows[first, "Without privacy"]
 
     def share(name: str) -> float:
+        dp = rows[name, WITH_DP][metric]
         # Only seeds of this variant count, because the public models of two seeds differ.
-        gains = zip(rows[name, WITH_DP][metric], without[metric], public[metric], strict=False)
-        kept, whole = zip(*((dp - start, end - start) for dp, end, start in gains), strict=True)
-        return sum(kept) / sum(whole)
+        start, end = (statistics.fmean(of[metric][: len(dp)]) for of in (public, without))
+        return (statistics.fmean(dp) - start) / (end - start)
 
     kept = [
         f"{share(name):.0%} ({name}, then F1 "

@@ -197,13 +197,11 @@ class ComposedPld:
 
     def _bound(self, theta: float, sign: int) -> float:
         """Return Chernoff's bound, up or down, on where all but 1e-20 of the tilted sum lies."""
-
-        def bound(s: float, parts: _Parts = self._rough) -> float:
-            grown = _cumulant(parts, theta + sign * s) - _cumulant(parts, theta)
-            return (grown - _OUTSIDE) / s
-
+        base = _cumulant(self._rough, theta) + _OUTSIDE
+        s = _minimising(lambda x: (_cumulant(self._rough, theta + sign * x) - base) / x, 0.1)
         # The bound holds at any s, so only its last value needs all losses.
-        return sign * bound(_minimising(bound, 0.1), self._parts)
+        grown = _cumulant(self._parts, theta + sign * s) - _cumulant(self._parts, theta)
+        return sign * (grown - _OUTSIDE) / s
 
 
 def _cumulant(parts: _Parts, theta: float) -> float:
