@@ -99,6 +99,21 @@ def released(engine: ShardMap, work: Path) -> dict[str, Any]:
         return {"distinct_words": gathered.distinct, "released": len(chosen)}
 
 
+def merges(_: ShardMap, work: Path) -> dict[str, Any]:
+    """Learn 4,000 tokens from half of the text's distinct words, then from all of them.
+
+    A search for the next merge that read all words would take four times as long for twice as many.
+    """
+    known = word_counts(ProcessPool(1), shards_of(work / "corpus"), UNIT)
+    half = dict(sorted(known.items())[::2])
+    times = [time.process_time()]
+    for counted in (half, known):
+        subwords.learn(counted, 4000)
+        times.append(time.process_time())
+    of_half, of_all = np.diff(times)
+    return {"distinct_words": len(known), "all_to_half_of_the_words": round(of_all / of_half, 2)}
+
+
 def rows(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Cut all text into rows of token ids."""
     tokenizer = tokenizer_files.load(work / "vocabulary")
@@ -130,6 +145,7 @@ CASES: dict[str, Callable[[ShardMap, Path], dict[str, Any]]] = {
     f"bounded sets of words, {IN_PROCESS}": sets,
     f"bounded sets of words, {POOL}": sets,
     f"words released, {POOL}": released,
+    f"merges, {IN_PROCESS}": merges,
     "tokenizers counts, all cores": tokenizers_counts,
     f"rows, {IN_PROCESS}": rows,
     f"rows, {POOL}": rows,

@@ -27,7 +27,7 @@ FAULTS = {
     "pretraining · With DP": STEP,
     "pretraining · Without privacy": "scheduler",
 }
-MAPPED = {
+MAPPED = {  # id and map index of each task instance in a mapped group
     "public_pretraining": "start.0",
     "pretraining · With DP": "pretraining.0",
     "pretraining · Without privacy": "pretraining.1",
@@ -85,11 +85,6 @@ def is_over(stack: running_stack.Stack, run: str) -> bool:
     return False
 
 
-def label(name: str) -> str:
-    """Return id and map index of a task instance."""
-    return MAPPED.get(name, f"{name}.-1")
-
-
 @pytest.fixture(scope="module")
 def strikes() -> dict[str, Strike]:
     """The kills by task; the fixture `run` fills the dictionary."""
@@ -104,7 +99,7 @@ def run(stack: running_stack.Stack, strikes: dict[str, Strike]) -> str:
     until = time.monotonic() + 2 * running_stack.LONGEST
     while len(strikes) < len(FAULTS) and time.monotonic() < until:
         for task in FAULTS.keys() - strikes.keys():
-            for container in running_stack.step_containers(run, label(task)):
+            for container in running_stack.step_containers(run, MAPPED.get(task, f"{task}.-1")):
                 if is_working(container, FAULTS[task]):
                     strikes[task] = strike(stack, FAULTS[task], container)
         if not running_stack.step_containers(run) and is_over(

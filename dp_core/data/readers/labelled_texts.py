@@ -2,8 +2,8 @@
 
 Columns, or fields of an object, are `text` and `label`, or `sentence1`, `sentence2` and
 `gold_label` as in MedNLI and SNLI; also, optionally, `document_id` (or `doc_id`) and `patient_id`.
-Other columns are ignored. A pair with the label `-` had no majority among its annotators, and is
-left out, as usual (Bowman et al. 2015).
+Other columns are ignored. A row with two document ids is rejected. A pair with the label `-` had no
+majority among its annotators, and is left out, as usual (Bowman et al. 2015).
 
 Annotation formats do not name patients, so a separate list of documents and their patients can be
 read: a line is a document and its patient, separated by a tab or a comma. A first line `document`,
@@ -40,7 +40,7 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 
 _FIRST, _SECOND = ("text", "sentence1"), ("sentence2",)
 _LABEL = ("label", "gold_label")
-_DOCUMENT, _PATIENT = ("document_id", "doc_id"), ("patient_id",)
+_DOCUMENT, _PATIENT = ("document_id", "doc_id"), "patient_id"
 _NO_MAJORITY = "-"
 
 
@@ -84,11 +84,13 @@ def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
     first, label = _of(row, _FIRST), _of(row, _LABEL)
     second = _of(row, _SECOND) if pairs else ""
     try:
-        document, patient = (normalised_id(_of(row, names)) for names in (_DOCUMENT, _PATIENT))
+        # With a second id, the unit would depend on the columns of each row.
+        document, *others = {normalised_id(row[n]) for n in _DOCUMENT if n in row} or {""}
+        patient = normalised_id(row.get(_PATIENT))
         label = normalised_id(label)  # classes may be numbers
     except ValueError:
         return Reason.WRONG_FIELD
-    if not isinstance(first, str) or not isinstance(second, str) or not label:
+    if others or not isinstance(first, str) or not isinstance(second, str) or not label:
         return Reason.WRONG_FIELD
     if pairs and not second.strip():
         return Reason.EMPTY

@@ -19,7 +19,7 @@ import io
 import itertools
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -49,6 +49,8 @@ _ERROR_MARKS = frozenset({"1", "1.0", "true", "t"})
 _LONGEST_ROW = 2 * sources.LONGEST  # bytes; a longer row means broken quoting, not a long note
 _OBJECTS = 1000  # JSON lines whose keys are the columns of a file
 _ROWS = 256  # rows of Parquet in memory
+_Numbered = Iterator[tuple[int, Document | Reason | None]]
+_OneName = Callable[[dict[str, str]], dict[str, str]]  # see `read_table`
 _DAMAGED = (pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
 # A word of the name of a column: anything else may be a text, in a file without a header.
 _NAME = re.compile(r"[^\W\d][\w./()#-]{0,39}(?: [\w./()#-]{1,39}){0,2}")
@@ -146,6 +148,8 @@ def read_table(
     """Yield the documents of a file or folder; see `read_source`.
 
     A row without a patient is rejected if it has a column of patients, or the layout names one.
+    All files and objects have a role in a column of one name, because two columns, as `patient` and
+    `mrn`, may name one person differently, who would be two units.
 
     A note must not become several rows, and its words must not become patients. After a stray
     quote the beginning of the next row is unknown, so CSV is read as RFC 4180 defines it or not at
@@ -153,9 +157,19 @@ def read_table(
     fewer cells than the header (as the lines of a note without its quotes have) refuses the source.
     """
 
-    def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason | None]]:
+    first_names: dict[str, str] = {}  # of each role
+
+    def one_name(roles: dict[str, str]) -> dict[str, str]:
+        for role, name in roles.items():
+            first = first_names.setdefault(role, name)
+            if role != "text" and _same(name) != _same(first):
+                what = f"it has the {role} under several names: {first}, {name}"
+                raise PrivateTextRefusal(what, fix=f"Use one name, or set it: {role}:COLUMN.")
+        return roles
+
+    def documents_of(file: Path) -> _Numbered:
         try:
-            yield from _ROWS_OF[format](file, layout)
+            yield from _ROWS_OF[format](file, layout, one_name)
         except _Broken as broken:
             quarantine.reject(Reason.WRONG_COLUMNS, f"{sources.bare_name(file)}:{broken.args[0]}")
             what = "a row has broken quoting, or not as many cells as the header"
@@ -222,31 +236,18 @@ def _document(row: Mapping[str, Any]) -> Document | Reason | None:
     return Document(document, patient, text.replace("\r\n", "\n"), admission)
 
 
-def _documents(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], roles: Mapping[str, str]
-) -> Iterator[tuple[int, Document | Reason | None]]:
-    for number, row in rows:
-        document = _document({role: row[column] for role, column in roles.items()})
-        yield number, document
-
-
 # --- JSON lines
 
 
-def _json_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
+def _json_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
     roles_of = lru_cache(partial(_roles_of_object, layout))
-    first_keys: dict[str, str] = {}  # of each role
     for number, row in sources.json_objects(file):
         if isinstance(row, Reason):
             yield number, row
         elif roles := roles_of(tuple(row)):
-            for role, key in roles.items():
-                first = first_keys.setdefault(role, key)
-                if role != "text" and _same(key) != _same(first):
-                    what = f"objects have the {role} under several keys: {first}, {key}"
-                    raise PrivateTextRefusal(what, fix=f"Name one of them: {role}:COLUMN.")
             named = dict.fromkeys(layout.columns)  # None where the object lacks the key
-            yield number, _document(named | {role: row[key] for role, key in roles.items()})
+            found = {role: row[key] for role, key in one_name(roles).items()}
+            yield number, _document(named | found)
         else:
             yield number, Reason.WRONG_FIELD
 
@@ -269,20 +270,16 @@ class _Broken(Exception):
     """Quoting that violates RFC 4180; the argument is the line at which the row begins."""
 
 
-def _csv_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
+def _csv_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
     with sources.open_bytes(file) as stream:
         names, rows = _csv(stream, layout)
-        roles = layout.roles(names)
+        roles = one_name(layout.roles(names))
         ids = [column for role, column in roles.items() if role != "text"]
-
-        def whole() -> Iterator[tuple[int, dict[str, str]]]:
-            for number, cells in rows:
-                row = dict(zip(names, cells, strict=False))
-                if len(cells) != len(names) or any("\n" in row[column] for column in ids):
-                    raise _Broken(number)
-                yield number, row
-
-        yield from _documents(whole(), roles)
+        for number, cells in rows:
+            row = dict(zip(names, cells, strict=False))
+            if len(cells) != len(names) or any("\n" in row[column] for column in ids):
+                raise _Broken(number)
+            yield number, _document({role: row[column] for role, column in roles.items()})
 
 
 def _csv(stream: IO[bytes], layout: Layout) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
@@ -360,9 +357,9 @@ def _cells(row: str, number: int, delimiter: str) -> list[str]:
 # --- Parquet
 
 
-def _parquet_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | Reason | None]]:
+def _parquet_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
     with _parquet(file) as table:
-        roles = layout.roles(table.schema_arrow.names)
+        roles = one_name(layout.roles(table.schema_arrow.names))
 
         def rows() -> Iterator[dict[str, Any]]:
             try:
@@ -372,7 +369,8 @@ def _parquet_rows(file: Path, layout: Layout) -> Iterator[tuple[int, Document | 
             except _DAMAGED:
                 raise EOFError from None  # the cause may quote private text
 
-        yield from _documents(enumerate(rows(), 1), roles)
+        for number, row in enumerate(rows(), 1):
+            yield number, _document({role: row[column] for role, column in roles.items()})
 
 
 @contextmanager

@@ -175,11 +175,6 @@ def test_shared_tokens_keep_the_embeddings_of_transformers(ours, theirs):
 # --- adapters, in real `peft`
 
 
-def has_peft() -> bool:
-    command = [PYTHON, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('peft'))"]
-    return PYTHON.exists() and subprocess.run(command, check=False).returncode == 0
-
-
 ADAPTED = [*LANGUAGE_MODELS, "tagger"]
 LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=7.0)
 
@@ -187,7 +182,8 @@ LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=7.0)
 @pytest.fixture(scope="module")
 def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of transformers with our adapters, and the logits of `peft` for them."""
-    if not has_peft():
+    finder = [PYTHON, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('peft'))"]
+    if subprocess.run(finder, check=False).returncode:
         pytest.skip("no peft in .venv/transformers")
     folder = tmp_path_factory.mktemp("adapters")
     for name in ADAPTED:

@@ -43,6 +43,7 @@ def test_pairs_as_mednli_has_them(tmp_path):
         NLI | {"gold_label": "-"},  # the annotators disagreed
         NLI | {"sentence2": None},
         {"sentence1": "x"},
+        NLI | {"document_id": None, "doc_id": "n1"},
         NLI | {"document_id": "n1", "gold_label": 2},
     ]
     file = tmp_path / "mli.jsonl"
@@ -55,7 +56,7 @@ def test_pairs_as_mednli_has_them(tmp_path):
     ]
     assert texts[0].document_id == texts[1].document_id != texts[2].document_id == "n1"
     assert q.left_out == 1
-    assert q.counts == {Reason.WRONG_FIELD: 2, Reason.NOT_JSON: 2}
+    assert q.counts == {Reason.WRONG_FIELD: 3, Reason.NOT_JSON: 2}
 
 
 def test_a_pair_read_as_a_text_is_its_first_sentence(tmp_path):

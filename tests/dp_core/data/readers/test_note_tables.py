@@ -299,11 +299,19 @@ def test_a_named_column_is_never_replaced_by_another(tmp_path_factory, format, l
             read_format(format, file, columns=columns)
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet", "jsonl"])
+def test_ids_of_all_files_have_one_name(tmp_path, format):
+    for name in ("mrn", "MRN", "patient_id"):
+        (tmp_path / f"{name}.{format}").write_bytes(table(format, [{"text": "a", name: "1"}]))
+    with pytest.raises(PrivateTextRefusal, match="patient under several names: MRN, patient_id"):
+        read_format(format, tmp_path)
+
+
 def test_ids_of_objects_have_one_key(tmp_path):
     both, one = '{"text": "a", "patient_id": 5, "mrn": 1}\n', '{"text": "b", "mrn": 2}\n'
     for lines in (both + one, one + both, one + one + both):
         file = write(tmp_path, lines, "n.jsonl")
-        with pytest.raises(PrivateTextRefusal, match="patient under several keys"):
+        with pytest.raises(PrivateTextRefusal, match="patient under several names"):
             read_format("jsonl", file)
         documents, _ = read_format("jsonl", file, columns="patient:MRN")
         assert {d.patient_id for d in documents} == {"1", "2"}
