@@ -29,7 +29,7 @@ def test_default_of_private_labels_is_the_measured_recipe():
 
 @pytest.mark.parametrize("name", [name for name in LABELS if real_model.NO_PRIVACY not in name])
 def test_noise_of_private_labels_yields_its_epsilon(name):
-    (labels,) = (labels for labels in real_model.LABELS if labels.name == name)
+    (labels,) = (labels for labels in real_model.MEASURED if labels.name == name)
     for cell in LABELS[name]["seeds"].values():
         plan = labels.plan(cell["sentences"], cell["noise"], labels.batch)
         assert 0.99 * labels.epsilon < epsilon_pld(plan.event(), plan.delta) <= labels.epsilon
