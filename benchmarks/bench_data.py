@@ -245,7 +245,8 @@ def main() -> None:
     results: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for megabytes in map(int, options.megabytes.split(",")):
         with tempfile.TemporaryDirectory() as name:
-            figures_of_size: dict[str, Any] = {"load_at_the_start": os.getloadavg()[0]}
+            figures_of_size = results.get(f"{megabytes} MB", {}) if options.only else {}
+            figures_of_size["load_at_the_start"] = os.getloadavg()[0]
             for case, figures in measured(
                 megabytes, Path(name), options.with_datasets, options.only.split(";")
             ):
