@@ -164,7 +164,7 @@ def read_table(
             first = first_names.setdefault(role, name)
             if role != "text" and _same(name) != _same(first):
                 what = f"it has the {role} under several names: {first}, {name}"
-                raise PrivateTextRefusal(what, fix=f"Use one name, or set it: {role}:COLUMN.")
+                raise PrivateTextRefusal(what, fix=f"Rename them, or name one: {role}:COLUMN.")
         return roles
 
     def documents_of(file: Path) -> _Numbered:
