@@ -145,7 +145,7 @@ LABELS = [
         *(replace(PRIVATE, data=data, epsilon=epsilon) for epsilon in (8.0, 3.0, 1.0)),
     )
 ]
-# How much the other figures lose because only a part of each batch is drawn.
+# The last one shows how much the others lose because only a part of each batch is drawn.
 MEASURED = [*LABELS, replace(PRIVATE, epsilon=8.0, drawn=8 * DRAWN)]
 
 

@@ -2,8 +2,8 @@
 
 Columns, or fields of an object, are `text` and `label`, or `sentence1`, `sentence2` and
 `gold_label` as in MedNLI and SNLI; also, optionally, `document_id` (or `doc_id`) and `patient_id`.
-Other columns are ignored. A row with two document ids is rejected. A pair with the label `-` had no
-majority among its annotators, and is left out, as usual (Bowman et al. 2015).
+Other columns are ignored. A row with two different ids of a document is rejected. A pair with the
+label `-` had no majority among its annotators, and is left out, as usual (Bowman et al. 2015).
 
 Annotation formats do not name patients, so a separate list of documents and their patients can be
 read: a line is a document and its patient, separated by a tab or a comma. A first line `document`,

@@ -209,12 +209,14 @@ def header_of(path: Path, format: str, layout: Layout) -> list[str]:
     return []
 
 
-def _document(row: Mapping[str, Any]) -> Document | Reason | None:
+def _document(cells: Mapping[str, Any], roles: Mapping[str, str]) -> Document | Reason | None:
     """Return a row's document, the reason why there is none, or None for a withdrawn note.
 
     Args:
-        row: the value of each role that has a column.
+        cells: the row, by name of the column.
+        roles: the column of each role; an object may lack it.
     """
+    row = {role: cells.get(column) for role, column in roles.items()}
     if str(row.get("error", "")).strip().lower() in _ERROR_MARKS:
         return None
     text = row.get("text")
@@ -245,9 +247,7 @@ def _json_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
         if isinstance(row, Reason):
             yield number, row
         elif roles := roles_of(tuple(row)):
-            named = dict.fromkeys(layout.columns)  # None where the object lacks the key
-            found = {role: row[key] for role, key in one_name(roles).items()}
-            yield number, _document(named | found)
+            yield number, _document(row, {**layout.columns, **one_name(roles)})
         else:
             yield number, Reason.WRONG_FIELD
 
@@ -279,7 +279,7 @@ def _csv_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
             row = dict(zip(names, cells, strict=False))
             if len(cells) != len(names) or any("\n" in row[column] for column in ids):
                 raise _Broken(number)
-            yield number, _document({role: row[column] for role, column in roles.items()})
+            yield number, _document(row, roles)
 
 
 def _csv(stream: IO[bytes], layout: Layout) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
@@ -370,7 +370,7 @@ def _parquet_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
                 raise EOFError from None  # the cause may quote private text
 
         for number, row in enumerate(rows(), 1):
-            yield number, _document({role: row[column] for role, column in roles.items()})
+            yield number, _document(row, roles)
 
 
 @contextmanager
