@@ -203,16 +203,6 @@ class MechanismEvent:
             return float(curve[0]), 0.0
         return pure_dp_rdp(epsilon_pld(self, delta), order), delta
 
-    def unamplified_mu(self, sensitivity: float) -> float:
-        """Return μ of the Gaussian mechanism of the same training on batches from shuffled epochs.
-
-        It is ∞ if the event is no training (a histogram) or has no guarantee.
-
-        Args:
-            sensitivity: largest change of a sum by one unit, in clip norms.
-        """
-        return math.inf
-
     # --- description
 
     @property
@@ -357,10 +347,6 @@ class Composed(Composition):
             "events with different units or neighbour relations do not compose",
         )
 
-    def unamplified_mu(self, sensitivity: float) -> float:
-        """Return μ of all parts together."""
-        return math.hypot(*(part.unamplified_mu(sensitivity) for part in self.events))
-
 
 def under(
     event: MechanismEvent, relation: NeighboringRelation, delta: float
@@ -451,10 +437,6 @@ class ConvertedRelation(MechanismEvent):
         if self.to is ZERO_OUT:
             return self.event.approximate_rdp(order, delta)
         return super().approximate_rdp(order, delta)
-
-    def unamplified_mu(self, sensitivity: float) -> float:
-        """Return μ of the event."""
-        return self.event.unamplified_mu(sensitivity)
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions of the event, and the theorem of the conversion."""

@@ -60,10 +60,6 @@ class _PhasedGaussian(MechanismEvent):
     def _check_size(self, size: float) -> None:
         self.require(0 < size <= 1, f"sampling rate {size} is not in (0, 1]")
 
-    def _rate(self, size: float) -> float:
-        """Return the sampling rate of a phase's rate or batch."""
-        return size
-
     def _turns(self, updates: int) -> int:
         """Return the most updates of a phase that may draw one unit."""
         return updates
@@ -76,15 +72,6 @@ class _PhasedGaussian(MechanismEvent):
         return [
             profiles.SelfComposed(self._step(a, 1 / s), self._turns(n)) for a, s, n in self.phases
         ]
-
-    def unamplified_mu(self, sensitivity: float) -> float:
-        """Return √(Σ epochs·(sensitivity/σ)²), an epoch having ⌊1/q⌋ whole batches."""
-        total = 0.0
-        for size, sigma, updates in self.phases:
-            batches_per_epoch = math.floor(1 / self._rate(size) + 1e-9)  # whole but for rounding
-            epochs = math.ceil(self._turns(updates) / batches_per_epoch)
-            total += epochs * (sensitivity / sigma) ** 2
-        return math.sqrt(total)
 
 
 @dataclass(frozen=True)
@@ -186,9 +173,6 @@ class FixedSizeGaussian(_PhasedGaussian):
         whole = 1 <= size <= self.slots and size == int(size)
         self.require(whole, f"batch {size} is not a whole number from 1 to {self.slots}")
 
-    def _rate(self, size: float) -> float:
-        return size / self.slots
-
     def _step(self, size: float, mu: float) -> profiles.Profile:
         return profiles.FixedSizeProfile(self.slots, int(size), mu)
 
@@ -212,11 +196,8 @@ class Gaussian(MechanismEvent):
 
     def steps(self) -> list[profiles.SelfComposed]:
         """Return all of them as one."""
-        return [profiles.SelfComposed(profiles.gaussian(self.unamplified_mu(1.0)), 1)]
-
-    def unamplified_mu(self, sensitivity: float) -> float:
-        """Return μ of all of them together."""
-        return sensitivity * math.sqrt(self.count) / self.noise_multiplier
+        mu = math.sqrt(self.count) / self.noise_multiplier
+        return [profiles.SelfComposed(profiles.gaussian(mu), 1)]
 
 
 @dataclass(frozen=True)
@@ -226,7 +207,6 @@ class ShuffledGaussian(Gaussian):
     Whatever the permutation, one epoch is one Gaussian mechanism for each unit (the other
     batches do not depend on it), so `count` epochs are as many Gaussian mechanisms, adaptively
     composed. The relation is zero-out: adding a unit would shift all later batches.
-    (`epsilon_unamplified` has replace-one.)
     """
 
     kind = "shuffled_gaussian"

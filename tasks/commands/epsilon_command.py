@@ -16,7 +16,7 @@ from dp_core.privacy.accounting.accountants import (
     epsilon_paper_conversion,
     epsilon_pld,
     epsilon_rdp,
-    epsilon_unamplified,
+    gaussian_epsilon,
 )
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
 from dp_core.privacy.accounting.tradeoff import group_privacy
@@ -83,9 +83,7 @@ class Training:
             batches = tuple((_whole_batch(q, slots), s, n) for q, s, n in phases)
             return mechanisms.FixedSizeGaussian(slots, batches)
         if self.sampling == "shuffled":
-            # The trainer only forms whole batches; the remaining units wait for the next epoch.
-            epochs = sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
-            return mechanisms.ShuffledGaussian(sigma, epochs)
+            return mechanisms.ShuffledGaussian(sigma, _epochs(schedule))
         return mechanisms.PoissonGaussian(phases)
 
     def described(self, schedule: Schedule, sigma: float) -> dict[str, Any]:
@@ -99,6 +97,11 @@ class Training:
             "neighbours": self.event(schedule, sigma).relation.value,
             "phases": [{"sampling_rate": rate, "steps": steps} for rate, steps in schedule],
         }
+
+
+def _epochs(schedule: Schedule) -> int:
+    """Return the epochs that shuffled batches begin: an epoch has ⌊1/q⌋ whole batches."""
+    return sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
 
 
 def _whole_batch(rate: float, units: int) -> int:
@@ -135,11 +138,14 @@ def command(noise_multiplier: float, group: int, **given: Any) -> None:
     event = training.event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
     together = group_privacy(claim, delta, group)._asdict()
+    # Each unit takes part once an epoch, and the Gaussians of all epochs are one (Dong, Roth and Su
+    # 2022, Corollary 3.3). A replaced unit moves a sum by twice the clip norm.
+    mu = math.sqrt(_epochs(schedule)) / noise_multiplier
     answer: dict[str, Any] = {
         "epsilon_pld": claim,
         "epsilon_rdp": epsilon_rdp(event, delta),
-        "epsilon_unamplified": epsilon_unamplified(event, delta),
-        "epsilon_unamplified_replace_one": epsilon_unamplified(event, delta, sensitivity=2.0),
+        "epsilon_unamplified": gaussian_epsilon(delta, mu),
+        "epsilon_unamplified_replace_one": gaussian_epsilon(delta, 2 * mu),
         "group": together,
         **training.described(schedule, noise_multiplier),
     }

@@ -54,7 +54,18 @@ def test_each_sampling_is_calibrated_under_its_neighbouring_relation(confide, sa
     assert accounted["epsilon_pld"] == pytest.approx(calibrated["epsilon"])
     assert 3.98 <= calibrated["epsilon"] <= 4
     back = confide.json(*command, *sigma)
-    assert back["steps"] == (40 if sampling != "shuffled" else 40 // 20 * 20)
+    assert back["steps"] == 40
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "epochs"), [(0.01024, 97, 1), (0.01024, 98, 2), (0.5, 3, 2), (0.6, 3, 3)]
+)
+def test_an_epoch_of_shuffled_batches_has_whole_batches_only(confide, rate, steps, epochs):
+    common = ["--noise-multiplier", 1, "--delta", 1e-6, "--sampling-rate", rate, "--steps", steps]
+    answer = confide.json("epsilon", *common, "--sampling", "shuffled")
+    expected = [gaussian_epsilon(1e-6, move * math.sqrt(epochs)) for move in (1, 1, 2)]
+    shown = [f"epsilon_{name}" for name in ("pld", "unamplified", "unamplified_replace_one")]
+    assert [answer[name] for name in shown] == pytest.approx(expected, rel=1e-3)
 
 
 def test_sampling_rate_without_a_whole_batch_is_refused(confide):

@@ -455,19 +455,3 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
         return float(gaussian_delta(epsilon, mu)) - delta
 
     return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12))
-
-
-def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float = 1.0) -> float:
-    """Return the zero-out ε that the same training has if its batches come from shuffled epochs.
-
-    An epoch at rate q has ⌊1/q⌋ whole batches, as the trainer deals them, so s updates take each
-    unit at most ⌈s/⌊1/q⌋⌉ times: that many Gaussian mechanisms, adaptively composed, are one with
-    μ = √times/σ (Dong, Roth and Su 2022, Corollary 3.3). ∞ where an event has no such reading (a
-    histogram, no guarantee).
-
-    Args:
-        event: the training. delta: δ at which ε is stated.
-        sensitivity: by how much a unit moves a sum, in clip norms: 2 for replace-one.
-    """
-    mu = event.unamplified_mu(sensitivity)
-    return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf

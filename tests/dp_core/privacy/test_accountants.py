@@ -24,7 +24,6 @@ from dp_core.privacy.accounting.accountants import (
     epsilon_paper_conversion,
     epsilon_pld,
     epsilon_rdp,
-    epsilon_unamplified,
     gaussian_epsilon,
 )
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
@@ -64,8 +63,6 @@ def test_reference_values(event, delta, pld, rdp):
 
 def test_reference_values_of_other_conversions_and_samplings():
     assert epsilon_paper_conversion(PAPER, 1e-8) == pytest.approx(0.655, rel=0.01)
-    assert epsilon_unamplified(SCALE, 1e-6) == pytest.approx(20.65, rel=0.001)
-    assert epsilon_unamplified(SCALE, 1e-6, sensitivity=2.0) == pytest.approx(52.78, rel=0.001)
     one_cap = TruncatedPoissonGaussian(100_000, 1152, SCALE.phases)
     eight_caps = TruncatedPoissonGaussian(12_500, 144, SCALE.phases)
     assert epsilon_pld(one_cap, 1e-6) == pytest.approx(2.755, rel=0.001)
@@ -199,16 +196,6 @@ def test_fixed_size_renyi_is_above_the_profile():
     renyi = epsilon_rdp(event, 1e-5)
     assert epsilon_pld(event, 1e-5) <= renyi
     assert epsilon_pld(event, 1e-5) > epsilon_pld(single(0.01, 4.0, 500), 1e-5)
-
-
-@pytest.mark.parametrize("batch", [1024, 1000, 30_000, 50_000, 60_000, 100_000])
-@pytest.mark.parametrize("steps", [1, 97, 98, 977])
-def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(batch, steps):
-    """An epoch has ⌊n/B⌋ whole batches; with one more, the stated ε would be too small."""
-    deals = 100_000 // batch
-    claimed = epsilon_pld(ShuffledGaussian(1.0, math.ceil(steps / deals)), 1e-6)
-    compared = epsilon_unamplified(single(batch / 100_000, 1.0, steps), 1e-6)
-    assert compared == pytest.approx(claimed, rel=1e-3)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6])

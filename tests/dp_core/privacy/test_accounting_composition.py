@@ -11,7 +11,6 @@ from dp_core.privacy.accounting.accountants import (
     composed_profile,
     epsilon_pld,
     epsilon_rdp,
-    epsilon_unamplified,
     gaussian_epsilon,
 )
 from dp_core.privacy.accounting.profiles import EpsilonDelta, gaussian_delta
@@ -182,7 +181,7 @@ def epsilon_of(accountant: Accountant, event: MechanismEvent, delta: float) -> f
     return math.inf if epsilon is None else epsilon
 
 
-@pytest.mark.parametrize("accountant", [epsilon_pld, epsilon_rdp, epsilon_unamplified])
+@pytest.mark.parametrize("accountant", [epsilon_pld, epsilon_rdp])
 class TestAccountant:
     """Conformance tests of one accountant, on Gaussians, whose δ is known exactly."""
 
