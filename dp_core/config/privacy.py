@@ -24,6 +24,7 @@ UnitName = Literal["example", "document", "patient"]
 RelationName = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 LEAST_UNITS = 10  # smaller crowds do not hide a unit
 LEAST_NOISE = 0.01  # below it ε is in the thousands
+LEAST_CLIP, MOST_CLIP = 1e-6, 1e6  # squares of far smaller gradients are 0 in float32
 MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase release
 MOST_BANDS = 64  # of correlated noise; more bands gain little and need as many buffers
 LEAST_EPSILON, MOST_EPSILON = 0.01, 100.0  # of a part, and of a run
@@ -33,7 +34,7 @@ LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 MechanismName = Literal["elimination", "gaussian", "paper"]
 
 NoiseMultiplier = Annotated[float, Field(ge=LEAST_NOISE, le=1000)]
-ClipNorm = Annotated[float, Field(gt=0, le=1e6)]
+ClipNorm = Annotated[float, Field(ge=LEAST_CLIP, le=MOST_CLIP)]
 Delta = Annotated[float, Field(ge=LEAST_DELTA, le=0.01)]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
+from dp_core.config.privacy import LEAST_CLIP, LEAST_NOISE, MOST_CLIP, refuse_large_delta
 from dp_core.config.training import LEAST_GROWING
 from dp_core.errors import BadInput, PlanError, PrivateTextRefusal
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
@@ -402,8 +402,11 @@ class ExecutionPlan:
     def _check_numbers(self) -> None:
         _refuse_if(self.declared_units < 1, "declared_units must be 1 or more", "declared_units")
         refuse_large_delta([self.delta], self.declared_units, "plan.delta")
-        norm = self.clip_norm
-        _refuse_if(not 0 < norm < math.inf, f"{norm} is not finite and > 0", "clip_norm")
+        _refuse_if(
+            not LEAST_CLIP <= self.clip_norm <= MOST_CLIP,
+            f"{self.clip_norm:g} is not from {LEAST_CLIP:g} to {MOST_CLIP:g}",
+            "clip_norm",
+        )
         _refuse_if(
             not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE,
             f"{self.noise_multiplier:g} is not from {LEAST_NOISE:g} to {MOST_NOISE:g}",

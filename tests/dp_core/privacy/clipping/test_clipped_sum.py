@@ -8,6 +8,7 @@ import tensorflow as tf
 from clipped_models import UNITS, losses_of, model_of, split
 
 from benchmarks.clipping_reference import ENGINES, naive_clipped_grad_sum
+from dp_core.config.privacy import LEAST_CLIP
 from dp_core.errors import BadInput, PlanError
 from dp_core.nn import Layers
 from dp_core.privacy.clipping import layer_rules as linear
@@ -18,6 +19,7 @@ from dp_core.privacy.clipping.book_keeping import (
     automatic_factors,
     clipped_grad_sum,
 )
+from dp_core.privacy.execution_plan import RANGE
 from dp_core.training.objectives import UnitBatch, ordinary_sum
 
 
@@ -188,6 +190,16 @@ def test_norms_are_never_below_the_true_ones(problem):
     fast = clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
     slow = naive_clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
     assert (fast.norms.numpy() >= slow.norms.numpy() * (1 - 1e-6)).all()
+
+
+def test_a_gradient_whose_squares_are_0_in_float32_is_within_the_least_clip_norm():
+    parameters, x = {"m/kernel": tf.Variable(tf.zeros((64, 64)))}, tf.fill((1, 64), 1e-3)
+
+    def losses(layers: Layers) -> tf.Tensor:
+        return tf.reduce_sum(layers.dense("m", x), axis=1) * 1e-19
+
+    clipped = clipped_grad_sum(losses, parameters, 1, LEAST_CLIP)
+    assert clipped.norms == 0 < np.linalg.norm(flat(clipped.sums)) < LEAST_CLIP / RANGE
 
 
 def test_an_infinite_clip_gives_the_ordinary_gradient(problem):
