@@ -37,9 +37,10 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, with_bands, workload_error
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.lattice import lattice_scale
 from dp_core.privacy.matrix_factorization import Workload, least_error_strategy
 from dp_core.privacy.mechanisms import MechanismEvent
-from dp_core.privacy.noise_addition import UpdateNoise, lattice_scale, noised_mean, noised_means
+from dp_core.privacy.noise_addition import UpdateNoise, noised_mean, noised_means
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.devices import keep_freed_memory
 

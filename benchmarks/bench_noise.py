@@ -30,7 +30,8 @@ from clocks import clocks
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from dp_core.privacy.noise_addition import lattice_scale, noised_mean
+from dp_core.privacy.lattice import lattice_scale
+from dp_core.privacy.noise_addition import noised_mean
 from dp_core.privacy.seed_store import aligned_bytes
 from dp_core.training.devices import keep_freed_memory
 

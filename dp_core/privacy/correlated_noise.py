@@ -29,9 +29,9 @@ recomputes them from the seed, from the first update on, at the cost of the nois
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_core.privacy.lattice import PAST_BITS
 from dp_core.privacy.matrix_factorization import COEFFICIENT_BITS, ToeplitzStrategy
 from dp_core.privacy.noise_addition import (
-    PAST_BITS,
     Integers,
     UpdateNoise,
     Vector,

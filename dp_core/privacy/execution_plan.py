@@ -20,6 +20,7 @@ from dp_core.config.privacy import LEAST_CLIP, LEAST_NOISE, MOST_CLIP, refuse_la
 from dp_core.config.training import LEAST_GROWING
 from dp_core.errors import BadInput, PlanError, PrivateTextRefusal
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
+from dp_core.privacy.lattice import MOST_VALUES, lattice_scale
 from dp_core.privacy.matrix_factorization import INDEPENDENT, LARGEST_UPDATE, ToeplitzStrategy
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
@@ -195,7 +196,7 @@ def noised_count(
         step: number of the update.
         stddev: σ_b, in units.
     """
-    from dp_core.privacy.noise_addition import lattice_scale, noise_key, noised_mean
+    from dp_core.privacy.noise_addition import noise_key, noised_mean
 
     key = noise_key(seed, manifest, step, "units within the clip norm")
     noised = np.empty(1, np.float32)
@@ -333,6 +334,17 @@ class ExecutionPlan:
         if self.adaptive is None:
             return self.noise_multiplier
         return self.adaptive.gradient_noise_multiplier(self.noise_multiplier)
+
+    def refuse_coarse_lattice(self) -> None:
+        """Refuse noise for which the sums of a large model would be rounded too coarsely.
+
+        A run executes every other plan, for a model of up to `MOST_VALUES` trained parameters.
+
+        Raises:
+            PlanError: rounding would take half of the noise or more.
+        """
+        multiplier = self.gradient_noise_multiplier()
+        lattice_scale(multiplier, self.clip_norm, MOST_VALUES, self.strategy)
 
     # --- the parts of a run
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from dp_core.privacy.accounting import profiles
 from dp_core.privacy.discrete_gaussian import LATTICE_DEVIATION
+from dp_core.privacy.lattice import SMOOTHING
 from dp_core.privacy.mechanism_event import (
     ADD_REMOVE,
     REPLACE,
@@ -268,9 +269,6 @@ class ThresholdedHistogram(MechanismEvent):
         return order * self.words_per_unit / (2 * self.sigma**2), self.profile.coin
 
 
-_SMOOTHING = 4.0  # places: τ of the argument "Lattice" in `noise_addition`
-
-
 @dataclass(frozen=True)
 class NoisedWeights(MechanismEvent):
     """Partition selection: noised weights of items, summed over rounds and cut at thresholds.
@@ -329,7 +327,7 @@ class NoisedWeights(MechanismEvent):
     def mu(self) -> float:
         """μ of the one Gaussian that all rounds together are, on items that others hold too."""
         squares = math.fsum(self.norm(r) ** 2 for r in range(len(self.scales)))
-        return math.sqrt(squares / (self.deviation**2 - _SMOOTHING**2))
+        return math.sqrt(squares / (self.deviation**2 - SMOOTHING**2))
 
     @property
     def coin(self) -> float:

@@ -59,8 +59,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.errors import PlanError
 from dp_core.nn import Tensor
+from dp_core.privacy.lattice import DEVIATION, lattice_scale
 from dp_core.privacy.matrix_factorization import INDEPENDENT, ToeplitzStrategy
 from dp_core.privacy.seed_store import (
     ALIGNMENT,
@@ -79,10 +79,6 @@ Integers = NDArray[np.int64]
 _i = np.int32
 _Compiled = TypeVar("_Compiled", bound=Callable[..., Any])
 
-DEVIATION = 1 << 28  # lattice steps in a standard deviation, S
-_SMOOTHING = 4.0  # τ of the module's docstring, in steps
-_ROUNDING = 1.5  # steps by which neighbours' rounded values may differ more than the sums did
-PAST_BITS = 4  # the recursion of correlated noise uses earlier noise rounded to 2⁴ steps
 _LARGEST = 2.0**51  # steps; cutting larger sums to it does not increase neighbours' distance
 
 _BLOCK = 1 << 18  # values of one stream of a key
@@ -209,42 +205,6 @@ def _tensor(array: Vector) -> Tensor:
     if array.ctypes.data % ALIGNMENT:
         return tf.constant(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def lattice_scale(
-    noise_multiplier: float,
-    sensitivity: float,
-    values: int,
-    strategy: ToeplitzStrategy = INDEPENDENT,
-) -> float:
-    """Return the lattice steps per 1 in the sum at which `DEVIATION` steps are the plan's noise.
-
-    With correlated noise, `DEVIATION` is the deviation of z, and the sensitivity covers all rows of
-    the strategy that one clipped sum enters.
-
-    Args:
-        noise_multiplier: σ, of the continuous Gaussian that is accounted.
-        sensitivity: the most by which neighbouring sums differ, in ℓ₂ norm.
-        values: how many values d the sum has, over all parameters.
-        strategy: of the plan.
-
-    Raises:
-        PlanError: rounding d values to the lattice would take a tenth of the noise or more.
-    """
-    real = math.sqrt(DEVIATION**2 - _SMOOTHING**2)
-    root = math.sqrt(values)
-    later = (1 + abs(c) * (1 << PAST_BITS) for c in strategy.values[1:])  # rounding of the past
-    left = real / noise_multiplier - root * math.hypot(*later)
-    scale = (left / strategy.norm - _ROUNDING * root) / sensitivity
-    kept = scale * sensitivity * strategy.norm * noise_multiplier / real
-    if not (0.9 < kept < math.inf and scale < math.inf):
-        raise PlanError(
-            f"a noise multiplier of {noise_multiplier:g} on {values} values is out of range",
-            where="plan.noise_multiplier",
-            fix="Choose one between 0.001 and 1000; a large one needs fewer noise_bands or "
-            "trained parameters.",
-        )
-    return scale
 
 
 def noised_mean(

@@ -64,10 +64,12 @@ def planned_release(spec: specs.Charged) -> Entry:
     It follows from the spec alone, before any data is read. `charge` compares it with the input.
 
     Raises:
-        BadInput: a plan that contradicts itself, a target that no noise reaches, a δ that is not
-            below one in the declared number of units, or models to be kept that its one charge
-            does not cover.
+        BadInput: a plan that contradicts itself or cannot be executed, a target that no noise
+            reaches, a δ that is not below one in the declared number of units, or models to be kept
+            that its one charge does not cover.
     """
+    if isinstance(spec, specs.PretrainSpec | specs.FinetuneSpec):
+        training_plan(spec).refuse_coarse_lattice()
     planned = _planned(spec)
     refuse_large_deltas({planned.dataset: [planned]})
     return planned

@@ -166,6 +166,20 @@ def test_first_step_and_reserve_refuse_what_one_plan_of_both_data_sets_exceeds(
     assert len(ledger.give_back("run")) == len(run) * fits
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"noise_multiplier": 900.0, "noise_bands": 8, "batch_size": 10},
+        {"noise_multiplier": 1 - 1e-8, "clipping": "adaptive", "batch_size": 10},
+    ],
+)
+def test_noise_without_a_lattice_is_refused_before_any_charge(settings):
+    with pytest.raises(PlanError, match="would take half of the noise or more"):
+        charge.planned_release(steps_of(**settings)["With DP / pretraining"])
+    less = settings | {"noise_multiplier": 0.9}
+    assert charge.planned_release(steps_of(**less)["With DP / pretraining"]).event.phases
+
+
 def test_plan_until_an_update_contains_only_earlier_updates():
     first = BatchPhase(4, 5)
     plan = ExecutionPlan(

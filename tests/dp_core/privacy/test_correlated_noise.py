@@ -13,21 +13,14 @@ from scipy.linalg import toeplitz
 from dp_core.privacy import correlated_noise, noise_addition
 from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.correlated_noise import PastNoise
+from dp_core.privacy.lattice import DEVIATION, PAST_BITS, lattice_scale
 from dp_core.privacy.matrix_factorization import (
     INDEPENDENT,
     ToeplitzStrategy,
     Workload,
     least_error_strategy,
 )
-from dp_core.privacy.noise_addition import (
-    DEVIATION,
-    PAST_BITS,
-    UpdateNoise,
-    lattice_noise,
-    lattice_scale,
-    noise_key,
-    noised_means,
-)
+from dp_core.privacy.noise_addition import UpdateNoise, lattice_noise, noise_key, noised_means
 from dp_core.privacy.seed_store import PrivacySeed
 
 SEED = PrivacySeed.fixed("correlated noise")

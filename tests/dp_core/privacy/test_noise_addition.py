@@ -13,12 +13,11 @@ from scipy.special import ndtr
 
 from dp_core.errors import PlanError
 from dp_core.privacy import noise_addition as module
+from dp_core.privacy.lattice import DEVIATION, SMOOTHING, lattice_scale
 from dp_core.privacy.noise_addition import (
-    DEVIATION,
     alias_table,
     decide,
     lattice_noise,
-    lattice_scale,
     noise_key,
     noised_mean,
 )
@@ -312,7 +311,7 @@ def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random():
         ratio = rounded(x) / exact[x + 80]
         worst = max(worst, abs(ratio - 1))
     assert error / 100 < worst < 2.1 * error
-    assert 2 * math.exp(-2 * math.pi**2 * module._SMOOTHING**2) < 1e-136
+    assert 2 * math.exp(-2 * math.pi**2 * SMOOTHING**2) < 1e-136
 
 
 @pytest.mark.parametrize("size", [1, 2, 999, 1000, 70_001])
