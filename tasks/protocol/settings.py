@@ -580,6 +580,9 @@ class JobSettings(
             whole_words=self.whole_words,
             maskings_per_example=self.maskings_per_example,
         )
+        adapted = (self.model_kind, self.trained_parameters, self.lora_targets)
+        if adapted == ("feed-forward", "lora", "attention"):
+            raise ValueError("lora_targets: feed-forward models have no attention: choose mlp")
         if self.audit_canaries > self.declared_units:
             raise ValueError("audit_canaries is above declared_units: it would train on them alone")
         self._refuse_a_target_of_other_releases()
