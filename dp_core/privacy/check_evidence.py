@@ -1115,7 +1115,11 @@ _NIST = (  # Guidelines for Evaluating Differential Privacy Guarantees (2025), p
     ("Mechanisms and sampling", "listed above for each release"),
     ("Correctness", "checked by derivation with another library (check_evidence.py) and by audits"),
     ("Floating point", "noise is sampled exactly from random bits; gradient sums are float32"),
-    ("Random numbers", "each release has a secret seed, expanded by SHAKE-256"),
+    (
+        "Random numbers",
+        "each release has a secret seed; its noise is drawn from SHAKE-256, or in training from"
+        " AES-256, and its batches from Philox, each under a key derived by HMAC-SHA256",
+    ),
     ("Utility", "measured by the model's step, see above"),
     ("Bias", "noise and clipping reduce utility most for rare words and small groups"),
     (
