@@ -62,7 +62,7 @@ class SamplingLaw(ABC):
 
     @abstractmethod
     def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
-        """Return the mechanism of releasing noised sums over these batches."""
+        """Return the mechanism of releasing noised sums, for adding or removing one unit."""
 
     @property
     def separation(self) -> int:

@@ -22,7 +22,7 @@ from dp_core.errors import BadInput, PlanError, PrivateTextRefusal
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
 from dp_core.privacy.lattice import MOST_VALUES, lattice_scale
 from dp_core.privacy.matrix_factorization import INDEPENDENT, LARGEST_UPDATE, ToeplitzStrategy
-from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 
 if TYPE_CHECKING:  # computing a plan's ε must not import TensorFlow or Numba
@@ -136,10 +136,6 @@ class Clipper:
         self.clip_norm, self._first = clip_norm, clip_norm
         self.style, self._adaptive = style, adaptive
 
-    def sensitivity(self, relation: NeighboringRelation) -> float:
-        """Return the most by which the sums of neighbouring data sets differ, in ℓ₂ norm."""
-        return relation.sensitivity_factor * self.clip_norm
-
     def clipped_grad_sum(
         self,
         unit_losses: UnitLosses,
@@ -246,7 +242,7 @@ class ExecutionPlan:
     """A DP-SGD run: g̃ = (Σ clip(gᵢ, C) + N(0, (σC)²)) / B, one gᵢ per sampled *unit*.
 
     Formal guarantee: training with the plan's sampler, clipper and noise is the mechanism that
-    `event()` describes, and its ε (see `accounting`) holds for `unit` under `relation`, for
+    `event()` describes, and its ε (see `accounting`) holds for adding or removing one `unit`, for
     everything that training releases. The denominator B is the *expected* batch: the realised one
     depends on the drawn units.
 
@@ -389,10 +385,8 @@ class ExecutionPlan:
         """
         from dp_core.privacy.noise_addition import UpdateNoise
 
-        relation = self.event().relation
-        multiplier = self.gradient_noise_multiplier() / relation.sensitivity_factor
-        bound, strategy = clipper.sensitivity(relation), self.strategy
-        return UpdateNoise(seed, manifest, step, multiplier, bound, strategy, past)
+        multiplier, norm = self.gradient_noise_multiplier(), clipper.clip_norm
+        return UpdateNoise(seed, manifest, step, multiplier, norm, self.strategy, past)
 
     def event(self) -> MechanismEvent:
         """Return the mechanism of executing this plan."""

@@ -38,14 +38,6 @@ class NeighboringRelation(StrEnum):
     ZERO_OUT = "zero-out-one"  # one unit's contribution is replaced by nothing; n is public
     REPLACE = "replace-one"  # one unit becomes any other; n is public
 
-    @property
-    def sensitivity_factor(self) -> int:
-        """Largest difference of neighbours' sums, if each unit adds a vector of norm at most 1.
-
-        Replacing a unit takes one such vector away and adds another.
-        """
-        return 2 if self is NeighboringRelation.REPLACE else 1
-
     def describe(self, unit: str = "unit") -> str:
         """Return the difference of neighbouring data sets in words."""
         return neighbours_in_words(self, unit)

@@ -20,6 +20,7 @@ from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.mechanisms import (
     CyclicPoissonGaussian,
     MechanismEvent,
+    NeighboringRelation,
     PoissonGaussian,
     PrivacyUnit,
     TruncatedPoissonGaussian,
@@ -140,7 +141,10 @@ class SamplingLawConformance:
             assert str(more) not in str(caught.value)  # the true number is private
 
     def test_event_of_a_sampling_law_is_its_mechanism(self):
-        assert plan(self.law, 10).event() == self.event
+        event = plan(self.law, 10).event()
+        assert event == self.event
+        # A plan's noise covers one clipped gradient. Replacing a unit moves a sum by two of them.
+        assert event.relation is NeighboringRelation.ADD_REMOVE
 
     def test_no_batch_is_larger_than_it_says(self):
         largest = self.law.largest_batch(100)

@@ -9,19 +9,9 @@ from scipy.stats import norm
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.batch_selection import (
-    CyclicPoissonSampling,
-    PoissonSampling,
-    TruncatedPoissonSampling,
-)
+from dp_core.privacy.batch_selection import CyclicPoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import RANGE, AdaptiveClipping, BatchPhase, growing_batches
-from dp_core.privacy.mechanisms import (
-    FixedSizeGaussian,
-    MechanismEvent,
-    NeighboringRelation,
-    PoissonGaussian,
-    PrivacyUnit,
-)
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 
@@ -42,35 +32,12 @@ def test_a_schedule_is_executed_and_accounted_phase_by_phase():
             p.expected_batch(outside)
 
 
-@pytest.mark.cases
-def test_the_clipper_knows_its_sensitivity(relation, factor):
-    clipper = plan_of().clipper()
-    assert clipper.sensitivity(NeighboringRelation(relation)) == factor * 0.5
-    clipper.clip_norm = 0.1  # as adaptive clipping would
-    assert clipper.sensitivity(NeighboringRelation(relation)) == factor * 0.1
-
-
 def test_noise_is_the_multiple_of_the_clip_norm_that_is_charged():
     p, seed = plan_of(), PrivacySeed.fixed(1)
     clipper = p.clipper()
     assert p.noise(seed, b"m", 3, clipper) == UpdateNoise(seed, b"m", 3, 1.2, 0.5)
     clipper.clip_norm = 0.1
     assert p.noise(seed, b"m", 3, clipper) == UpdateNoise(seed, b"m", 3, 1.2, 0.1)
-
-
-class ReplaceOne(PoissonSampling):
-    """A law whose guarantee is for neighbours that differ by the replacement of one unit."""
-
-    def event(self, declared_units: int, phases: Any, unit: PrivacyUnit) -> MechanismEvent:
-        return FixedSizeGaussian(declared_units, ((256, 1.2, 300),), unit=unit)
-
-
-def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit():
-    """σ is in clip norms, whereas rounding is relative to the distance of neighbouring sums."""
-    p = plan_of(sampling=ReplaceOne())
-    noise = p.noise(PrivacySeed.fixed(1), b"m", 0, p.clipper())
-    assert noise.clip_norm == 2 * 0.5
-    assert noise.noise_multiplier * noise.clip_norm == 1.2 * 0.5
 
 
 @pytest.mark.cases
