@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 
 from dp_core.config.privacy import LEAST_EPSILON, MOST_EPSILON
-from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.errors import BadInput
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.command_options import options_of

@@ -164,7 +164,7 @@ def test_target_of_a_run_counts_all_of_its_releases_under_the_budget(deployment,
         entities_train="/x/a", entities_test="/x/b", entities_dataset="labels", head="pairs",
         finetune_privacy="dp", entities_declared_units=100, class_names="a,b",
     )  # fmt: skip
-    with nullcontext() if shared is None else pytest.raises(BadInput, match="target_epsilon: .* w"):
+    with nullcontext() if shared is None else pytest.raises(BadInput, match="budget of ward, too"):
         refuse_unfit_plans(bench_of(deployment), budget_of_run(job).charged)
 
 
