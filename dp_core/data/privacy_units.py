@@ -133,16 +133,16 @@ class UnitTexts:
     texts: pa.Array
 
 
-def refuse_more_than_declared(units: int, declared: int) -> None:
-    """Refuse a corpus with more units than declared, without stating their number.
+def refuse_more_than_declared(units: int, declared: int, where: str = "declared_units") -> None:
+    """Refuse text with more units than the setting `where` declares, without their number.
 
     Raises:
         PrivateTextRefusal: there are more units.
     """
     if units > declared:
         raise PrivateTextRefusal(
-            f"the corpus holds more units than the declared bound of {declared}",
-            where="declared_units",
+            f"there are more units than the declared bound of {declared}",
+            where=where,
             fix="Declare a higher bound, from public knowledge.",
         )
 

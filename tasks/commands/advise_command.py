@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from dp_core.config.privacy import LEAST_EPSILON, MOST_EPSILON
+from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
@@ -102,6 +103,7 @@ def _advice(values: dict[str, Any], epsilon: float | None, delta: float | None) 
         budget = PrivacyBudget(epsilon, delta)
         advice = training_advice.advised(_starting_point(values, budget), budget)
         return replace(advice, given=given)
+    _refuse_other_name(given, ledger)
     left, killed = ledger.remaining(dataset), killed_runs(Deployment.from_environment())
     assert left.capacity is not None and left.spent is not None  # noqa: S101 - it is limited
     registered = pld_capacity(left.budget)
@@ -115,6 +117,15 @@ def _advice(values: dict[str, Any], epsilon: float | None, delta: float | None) 
     budget = PrivacyBudget(epsilon or registered.rho, delta or most)
     start = _starting_point(values, budget)
     return replace(training_advice.advised_within(start, budget, decide), given=given)
+
+
+def _refuse_other_name(settings: JobSettings, ledger: Ledger) -> None:
+    """Refuse to advise on labels that share the notes' budget: advice counts releases by name."""
+    budgets, labels = ledger.datasets(), settings.entities_dataset
+    shared = labels in budgets and budgets[labels].name == budgets[settings.private_dataset].name
+    if shared and settings.finetune_privacy == "dp" and not settings.tunes_the_private_data_set:
+        what = f"{labels} shares the budget of {settings.private_dataset}"
+        raise BadInput(what, where="entities_dataset", fix="Leave it empty for advice.")
 
 
 def _starting_point(values: dict[str, Any], budget: PrivacyBudget) -> JobSettings:

@@ -8,7 +8,6 @@ import click
 from dp_core.config.fields import IN_WORDS, NAME
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
-from dp_core.privacy.mechanisms import NeighboringRelation
 from dp_core.privacy.statement import epsilons, total_epsilon
 from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, write_answer, write_pairs, write_prose, write_records
@@ -67,7 +66,7 @@ def command(context: click.Context) -> None:
 @click.argument("dataset")
 @options_of("ledger register")
 @as_json
-def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
+def register(dataset: str, public: bool, **terms: Any) -> None:
     """Register the budget of a private data set. It cannot be raised later.
 
     A public data set has no budget (--public); declare its files by declare-public.
@@ -87,7 +86,7 @@ def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
                 "a private data set needs --unit, --epsilon and --delta",
                 where=f"ledger register {dataset}",
             )
-        ledger.register_dataset(dataset, relation=NeighboringRelation(relation), **terms)
+        ledger.register_dataset(dataset, **terms)
     _write_standing(ledger, dataset)
 
 

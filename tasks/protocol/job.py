@@ -308,7 +308,7 @@ def finetuning(
             dataset=entities.dataset,
             unit=s.entities_unit,
             declared_units=s.entities_declared_units,
-            noise_multiplier=None if target else s.finetune_noise_multiplier,
+            noise_multiplier=s.finetune_noise_multiplier,
             clip_norm=s.finetune_clip_norm,
             delta=s.finetune_delta,
         )

@@ -468,6 +468,7 @@ class JobSettings(
         """Return the settings, those left empty filled in for fine-tuning with DP or without."""
         units, batch = self.entities_declared_units, self.finetune_batch_size
         values = FINE_TUNING | (private_labels(units, batch) if private else {})
+        del values["finetune_noise_multiplier"]  # it is empty only if finetune_epsilon is set
         return self.model_copy(update={n: v for n, v in values.items() if getattr(self, n) is None})
 
     @property

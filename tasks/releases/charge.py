@@ -368,16 +368,28 @@ def plans_of(
         run: key of the run; empty for a query about a run.
 
     Raises:
-        BadInput: as `planned_release`; or the δ of all releases under a budget is not below one in
-            the declared number of units.
+        BadInput: as `planned_release`; the δ of all releases under a budget is not below one in
+            the declared number of units; or a target ε leaves out a release under its budget.
     """
-    planned = {spec.digest(): planned_release(spec) for spec in charged}.values()
-    plans = _by_budget(planned, budgets)
+    by_hash = {spec.digest(): spec for spec in charged}
+    plans = _by_budget(map(planned_release, by_hash.values()), budgets)
     refuse_large_deltas(plans)
     for budget, plan in plans.items():
+        _refuse_uncounted(by_hash.values(), {release.spec_hash for release in plan}, budget)
         for release in plan:
             release.run, release.plan_key = run, run and f"{run} · {budget}"
     return plans
+
+
+def _refuse_uncounted(charged: Iterable[specs.Charged], hashes: set[str], budget: str) -> None:
+    """Refuse a target ε that leaves out some of the releases with these hashes under its budget."""
+    for spec in charged:
+        if isinstance(spec, specs.PretrainSpec) and spec.target and spec.digest() in hashes:
+            counted = {part.digest() for part in (spec, *spec.target.alongside)}
+            if hashes - counted:
+                what = f"other releases of the run are charged to the budget of {budget}, too"
+                fix = "Set noise_multiplier in its place, or give private labels another budget."
+                raise BadInput(what, where="target_epsilon", fix=fix)
 
 
 def refuse_unfit_plans(

@@ -89,17 +89,19 @@ def job_report(
     rows.sort(key=lambda name: kinds.index(spec.points[name].mode))
     bounds = findings_of(dp.get("audit"), LOWER_BOUND.key)
     audit = next((finding.record for finding in bounds), None)
+    header = header_of(spec, context, dp, released_by(spec, points))
+    budget = str(header["budget"]["budget"])
     return Report(
-        **header_of(spec, context, dp, released_by(spec, points)),
+        **header,
         omissions=omission_facts(shared),
         audit=audit,
         occurrences=_occurrences(shared),
         labels=_label_counts(spec, points),
         models=tuple(
-            model_row(spec.points[name], points[name], float(spec.settings["epochs"]))
+            model_row(spec.points[name], points[name], float(spec.settings["epochs"]), budget)
             for name in rows
         ),
-        by_epoch=tuple(_by_epoch(spec, points, rows)),
+        by_epoch=tuple(_by_epoch(spec, points, rows, budget)),
         curves=tuple(
             curve for name in rows for curve in _curves(name, points[name]["pretraining"])
         ),
@@ -146,17 +148,18 @@ def released_models(model: Input, finetuned: Input | None) -> list[Input]:
     return [model] if finetuned is None or only_pretrained else [model, finetuned]
 
 
-def model_row(point: Point, results: Results, epochs: float) -> ModelRow:
+def model_row(point: Point, results: Results, epochs: float, budget: str) -> ModelRow:
     """Return one model of the comparison, with the cost of all its figures.
 
     Args:
         point: the model.
         results: outputs of its steps.
         epochs: number of epochs of the whole training.
+        budget: name of the private corpus's budget.
     """
     finetuned, audited = results.get("finetuning"), results.get("exposure")
     return ModelRow(
-        **measured_of([results]),
+        **measured_of([results], budget),
         kind=point.mode,
         name=point.name,
         interval=_interval(last_values(finetuned.result) if finetuned else {}),
@@ -173,7 +176,7 @@ def model_row(point: Point, results: Results, epochs: float) -> ModelRow:
 
 
 def _by_epoch(
-    spec: ReportSpec, points: Mapping[str, Results], rows: Sequence[str]
+    spec: ReportSpec, points: Mapping[str, Results], rows: Sequence[str], budget: str
 ) -> Iterator[ModelRow]:
     """Yield the models of trainings that saved several, each with the cost of all of them."""
     for name in rows:
@@ -186,9 +189,9 @@ def _by_epoch(
         if not saved:
             continue
         saved[last] = results
-        cost_of_all = costs_of(list(saved.values()))
+        cost_of_all = costs_of(list(saved.values()), budget)
         for point, steps in saved.items():
-            measured = measured_of([steps], with_predictions=False) | cost_of_all
+            measured = measured_of([steps], budget, with_predictions=False) | cost_of_all
             yield ModelRow(**measured, kind=last.mode, name=name, epochs=point.epochs or 0.0)
 
 
@@ -272,11 +275,14 @@ def releases_of(models: Iterable[Input]) -> list[ReleaseRecord]:
     return merged(release for model in models for release in model.result.releases)
 
 
-def measured_of(replicates: Sequence[Results], *, with_predictions: bool = True) -> dict[str, Any]:
+def measured_of(
+    replicates: Sequence[Results], budget: str, *, with_predictions: bool = True
+) -> dict[str, Any]:
     """Return the fields of a row that are means or totals over its replicates, by name.
 
     Args:
         replicates: outputs of the steps of each of its models.
+        budget: name of the private corpus's budget.
         with_predictions: the accuracies of a training belong to the row's model, which is the
             last model of the training.
     """
@@ -284,7 +290,7 @@ def measured_of(replicates: Sequence[Results], *, with_predictions: bool = True)
     types = {m.name.removeprefix("f1/") for t in tuned for m in t.result.metrics if "f1/" in m.name}
     scored = models if with_predictions else []
     return {
-        **costs_of(replicates),
+        **costs_of(replicates, budget),
         "epsilon_vocabulary": epsilon_of_vocabulary(replicates[0]["vocabulary"]),
         "is_causal": is_causal(models[0].facts["shape"].get("kind", "bert")),
         **{name: _mean(tuned, name) for name in SCORES},
@@ -322,20 +328,18 @@ def _label_of(values: Sequence[Labelled]) -> type[Labelled]:
     return next((type(v) for v in values if v.label is Label.OPERATOR), type(values[0]))
 
 
-def costs_of(models: Sequence[Results]) -> dict[str, Any]:
+def costs_of(models: Sequence[Results], budget: str) -> dict[str, Any]:
     """Return the cost of all figures of these models, and of those before fine-tuning.
 
     Audits measure the pre-trained models.
     """
-    dataset = models[0]["vocabulary"].facts["dataset"]
     trained, tuned = _outputs(models, "pretraining"), _outputs(models, "finetuning")
     untuned = [*trained, *_outputs(models, "exposure")]
-    whole = _cost(dataset, *untuned, *tuned)
     epsilon = trained[0].facts["epsilon_training"]
     return {
         "epsilon_training": math.inf if epsilon is None else epsilon,
-        "cost": whole,
-        "pretrained": _cost(dataset, *untuned),
+        "cost": _cost(budget, *untuned, *tuned),
+        "pretrained": _cost(budget, *untuned),
     }
 
 
@@ -345,17 +349,17 @@ def score_of(finetuned: Input) -> Labelled | None:
     return next((values[name] for name in SCORES if name in values), None)
 
 
-def _cost(dataset: str, *results: Input) -> Cost:
+def _cost(budget: str, *results: Input) -> Cost:
     """Return the total cost of the models with all their ancestors.
 
     Args:
-        dataset: the private corpus, whose total comes first.
+        budget: name of the private corpus's budget, whose total comes first.
         results: outputs of the steps whose figures are shown together.
     """
-    of_budgets = totals(releases_of(results))
-    untouched = DatasetTotal((dataset,), None, 0.0, 0.0)
-    corpus = next((total for total in of_budgets if dataset in total.datasets), untouched)
-    return Cost(corpus, tuple(total for total in of_budgets if total is not corpus))
+    releases = releases_of(results)
+    corpus = totals([r for r in releases if r.budget == budget])
+    others = totals([r for r in releases if r.budget != budget])
+    return Cost(corpus[0] if corpus else DatasetTotal((budget,), None, 0.0, 0.0), others)
 
 
 _EXPOSURE: TypeAdapter[tuple[ExposureRow, ...]] = TypeAdapter(tuple[ExposureRow, ...])
@@ -625,13 +629,14 @@ def sweep_report(
     """Return the report of a sweep, with its finished points and the names of the missing ones."""
     first = next(iter(points.values()))
     releases, shared = released_by(spec, points), _shared_results(spec, context)
-    models = tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points))
     batches = (
         fact
         for name, model in _trainings(spec, points).items()
         for fact in _realised_batch(model, f"Realised batch of {name}, units")
     )
     header = header_of(spec, context, first, releases)
+    budget = str(header["budget"]["budget"])
+    models = tuple(_sweep_row(spec, each, budget) for each in _by_setting(spec, points))
     nonprivate = (
         operator_only(results["pretraining"].result.releases) for results in points.values()
     )
@@ -667,7 +672,7 @@ def _by_setting(spec: ReportSpec, points: Mapping[str, Results]) -> list[Replica
     return list(settings.values())
 
 
-def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
+def _sweep_row(spec: ReportSpec, replicates: Replicates, budget: str) -> ModelRow:
     """Return the row of one setting from its finished points."""
     setting = replicates[0][0].setting
     # Points with the same seed of the private training share its model and audit.
@@ -685,7 +690,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
         if setting.mode == "nonprivate":
             batch_size = job.nonprivate_batch_size
     return ModelRow(
-        **measured_of(outputs, with_predictions=is_last),
+        **measured_of(outputs, budget, with_predictions=is_last),
         kind=setting.mode,
         name=setting.name,
         baseline=setting.baseline,

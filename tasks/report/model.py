@@ -142,12 +142,10 @@ class Cost:
     corpus: DatasetTotal
     others: tuple[DatasetTotal, ...] = ()
 
-    def of(self, datasets: Set[str]) -> DatasetTotal:
-        """Return the total of the budget that these data sets share; 0 if the model read none."""
-        # A model may have read the labels alone, under the budget of notes that it did not read.
-        totals = (*self.others, self.corpus)
+    def other(self, datasets: Set[str]) -> DatasetTotal:
+        """Return the total of another budget of these data sets; 0 if the model read none."""
         untouched = DatasetTotal((), None, 0.0, 0.0)
-        return next((t for t in totals if not datasets.isdisjoint(t.datasets)), untouched)
+        return next((t for t in self.others if not datasets.isdisjoint(t.datasets)), untouched)
 
     @property
     def infinite(self) -> bool:

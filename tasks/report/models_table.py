@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from dp_core.audit.exposure import summarise
@@ -23,6 +23,7 @@ from tasks.report.model import (
     MASKED,
     PERPLEXITY,
     WORDS,
+    Cost,
     Exposures,
     Measure,
     ModelRow,
@@ -160,26 +161,22 @@ def cost_columns(rows: Sequence[ModelRow], unit: PrivacyUnit) -> Iterator[Column
 
     Each budget has separate columns, because a sum over budgets guarantees nothing.
     """
-    corpus = _corpus(rows)
     if any(row.pretrained.corpus.epsilon != row.cost.corpus.epsilon for row in rows):
         yield Header("ε", "before fine-tuning"), lambda row: total(row.pretrained.corpus.epsilon)
-    yield from _columns_of(corpus, f"in total, per {unit}", "in total")
+    yield from _columns_of(attrgetter("corpus"), f"in total, per {unit}", "in total")
     others = {other.dataset: other for row in rows for other in row.cost.others}
     for title, other in others.items():
-        if corpus.isdisjoint(other.datasets):
-            per = "" if other.unit is None else f", per {other.unit}"
-            yield from _columns_of({*other.datasets}, f"of “{title}”{per}", f"of “{title}”")
+        per = "" if other.unit is None else f", per {other.unit}"
+        total_of = methodcaller("other", {*other.datasets})
+        yield from _columns_of(total_of, f"of “{title}”{per}", f"of “{title}”")
 
 
-def _corpus(rows: Sequence[ModelRow]) -> set[str]:
-    """Return the names of the data sets that share the budget of the corpus."""
-    return {name for row in rows for name in row.cost.corpus.datasets}
-
-
-def _columns_of(datasets: set[str], epsilon_of: str, delta_of: str) -> Iterator[Column]:
-    """Yield the columns of the budget that the data sets share."""
-    yield Header("ε", epsilon_of), lambda row: total(row.cost.of(datasets).epsilon)
-    yield Header("δ", delta_of), lambda row: _delta(row.cost.of(datasets))
+def _columns_of(
+    total_of: Callable[[Cost], DatasetTotal], epsilon_of: str, delta_of: str
+) -> Iterator[Column]:
+    """Yield the columns of the totals of one budget."""
+    yield Header("ε", epsilon_of), lambda row: total(total_of(row.cost).epsilon)
+    yield Header("δ", delta_of), lambda row: _delta(total_of(row.cost))
 
 
 def _delta(of_dataset: DatasetTotal) -> Cell:
@@ -310,7 +307,6 @@ def model_runs(
         `holds_job` (the job's shared steps), its `numbers`, `verdict` and `description`.
     """
     first = next((row for row in report.models if row.kind == "dp"), report.models[0])
-    corpus = _corpus(report.models)
     runs = []
     for row in report.models:
         of_row = {n: r for n, r in points.items() if spec.points[n].setting.name == row.name}
@@ -322,9 +318,9 @@ def model_runs(
             {
                 "model": row.name,
                 "replicates": [name for name in of_row if name != row.name],
-                "name": f"{row.name} · {_epsilon_in_words(row, corpus)} · {report.private_dataset}",
+                "name": f"{row.name} · {_epsilon_in_words(row)} · {report.private_dataset}",
                 "holds_job": row is first,
-                "numbers": [number.model_dump() for number in _numbers(row, corpus)],
+                "numbers": [number.model_dump() for number in _numbers(row)],
                 "verdict": verdicts[0]["verdict"] if verdicts else "not judged",
                 "description": "\n\n".join(
                     [
@@ -337,10 +333,10 @@ def model_runs(
     return runs
 
 
-def _epsilon_in_words(row: ModelRow, corpus: set[str]) -> str:
+def _epsilon_in_words(row: ModelRow) -> str:
     if row.cost.infinite:
         return "ε ∞"
-    epsilon = row.cost.of(corpus).epsilon
+    epsilon = row.cost.corpus.epsilon
     return "no total ε" if epsilon is None else f"ε {_record('epsilon', Public(epsilon)).value:g}"
 
 
@@ -358,11 +354,11 @@ def _statement_in_words(models: Mapping[str, Results], made_up: bool) -> str:
     return "\n\n".join(text for text in paragraphs if text[0] != "•" and text[-1] != ":")
 
 
-def _numbers(row: ModelRow, corpus: set[str]) -> Iterator[MetricRecord]:
+def _numbers(row: ModelRow) -> Iterator[MetricRecord]:
     """Yield the cost, scores with intervals, and exposure of a row."""
-    first = row.cost.of(corpus)
-    others = [cost for cost in row.cost.others if cost is not first]
-    totals = [("", first), *((f"/{cost.dataset}", cost) for cost in (first, *others) if others)]
+    totals = [("", row.cost.corpus)]
+    if row.cost.others:
+        totals += [(f"/{cost.dataset}", cost) for cost in (row.cost.corpus, *row.cost.others)]
     for suffix, cost in totals:
         if cost.epsilon is not None and math.isfinite(cost.epsilon):
             yield _record(f"epsilon{suffix}", Public(cost.epsilon))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dp_core.data.corpus import documents_of
+from dp_core.data.labelled_text import unit_ids
 from dp_core.data.privacy_units import refuse_more_than_declared, units_of
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -20,7 +21,7 @@ from tasks.protocol.specs import FinetuneSpec, PretrainSpec, ReserveSpec
 from tasks.releases.charge import register_plans
 from tasks.releases.provenance import corpus_at, output_of, private_units
 from tasks.results import Input
-from tasks.steps.entities_step import refuse_unlearnable
+from tasks.steps.entities_step import read_items, refuse_unlearnable
 
 
 def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
@@ -29,16 +30,16 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
     Raises:
         BadInput: a model cannot start from its checkpoint.
         BudgetExceeded: the run does not fit.
-        PrivateTextRefusal: the corpus has more units than declared, or units without a name; or
-            private labels cannot be learned.
+        PrivateTextRefusal: corpus or private labels have more units than declared, or units without
+            a name; or private labels cannot be learned.
     """
     _refuse_checkpoints(spec, context)
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
     if spec.entities_uri:
         entities = output_of(context, spec.entities_uri, "entities")
-        for charged in spec.charged:
-            if isinstance(charged, FinetuneSpec) and charged.plan:
-                private_units(entities).refuse_nameless(PrivacyUnit(charged.plan.unit))
+        tuned = (charged for charged in spec.charged if isinstance(charged, FinetuneSpec))
+        if (tuning := next(tuned, None)) is not None:  # all have the labels of the job's settings
+            _refuse_labelled_units(tuning, entities)
         if spec.learned is not None:
             refuse_unlearnable(spec.learned, entities)
     entries = register_plans(context, spec.charged)
@@ -91,3 +92,12 @@ def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> Non
     documents = documents_of(context.shards(corpus))
     for units, _ in enumerate(units_of(documents, unit, spec.units.words_per_unit), 1):
         refuse_more_than_declared(units, spec.units.declared_units)
+
+
+def _refuse_labelled_units(spec: FinetuneSpec, entities: Input) -> None:
+    """Refuse private labels of more units than declared, or of units without a name."""
+    unit = PrivacyUnit(spec.private_plan.unit)
+    private_units(entities).refuse_nameless(unit)
+    units = unit_ids(read_items(entities.folder, "train", spec.head), unit)
+    declared = spec.private_plan.declared_units
+    refuse_more_than_declared(len(set(units)), declared, "entities_declared_units")

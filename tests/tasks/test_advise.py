@@ -177,6 +177,18 @@ def test_private_labels_of_the_same_data_set_share_the_budget():
     assert calibrated(apart, PrivacyBudget(8.0, 1e-5)).finetune_delta == apart.finetune_delta
 
 
+def test_advice_on_labels_of_another_name_under_the_budget_of_the_notes_is_refused(confide):
+    labels = WARD | {
+        "entities_format": "jsonl", "head": "classes", "class_names": "a,b", "entities_train": "/a",
+        "entities_test": "/b", "entities_dataset": "labels", "finetune_privacy": "dp",
+        "entities_declared_units": 300, "entities_unit": "patient", "declared_units": 300,
+    }  # fmt: skip
+    confide.register(dataset="ward")
+    confide.register("--shares-budget-with", "ward", dataset="labels")
+    reason = "entities_dataset: labels shares the budget of ward"
+    assert reason in confide.refused("advise", *set_options(**labels))
+
+
 def test_command_reads_no_data_and_writes_valid_settings(confide, tmp_path, deployment):
     file = tmp_path / "advised.json"
     given = WARD | {"private_path": "/nowhere/notes.jsonl", "declared_units": 300, "epochs": 4}

@@ -2,6 +2,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from release_examples import record
@@ -17,7 +18,7 @@ from tasks.protocol.points import DP_MODEL
 from tasks.report.first_screen import first_screen
 from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of
-from tasks.report.models_table import models_table
+from tasks.report.models_table import model_runs, models_table
 from tasks.report.tables import significant
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, Input, refuse_own_model, write_statement
 
@@ -101,7 +102,7 @@ def row(tuning: ReleaseRecord | None) -> ModelRow:
     model = made("pretrain", *FRONT, epsilon_training=1.0, shape={})
     tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
     results = {"vocabulary": vocabulary, "pretraining": model, "finetuning": tuned}
-    return replace(model_row(DP_MODEL, results, 1.0), f1=Operator(0.5))
+    return replace(model_row(DP_MODEL, results, 1.0, "notes"), f1=Operator(0.5))
 
 
 def report(row_of_model: ModelRow) -> Report:
@@ -136,6 +137,20 @@ def test_total_includes_private_fine_tuning_of_the_same_patients(dataset):
     assert f"ε = {significant(whole)}" in protected.text
 
 
+@pytest.mark.parametrize("budget", ["notes", "labels"])
+def test_model_that_read_labels_alone_has_the_epsilon_of_the_budget_they_share(budget):
+    tuned = made("finetune", record("f", TUNING, "labels", budget=budget))
+    model = made("pretrain", epsilon_training=0.0, shape={})
+    results = {"vocabulary": made("vocabulary"), "pretraining": model, "finetuning": tuned}
+    alone = report(model_row(DP_MODEL, results, 1.0, "notes"))
+    (run,) = model_runs(SimpleNamespace(points={}), alone, {}, [])
+    shared = epsilon_pld(TUNING, 1e-6) if budget == "notes" else 0.0
+    numbers = {number["name"]: number["value"] for number in run["numbers"]}
+    assert f"· ε {numbers['epsilon']:g} ·" in run["name"]
+    assert numbers["epsilon"] == pytest.approx(shared, rel=1e-3)
+    assert numbers.keys() & {"epsilon/labels"} == ({"epsilon/labels"} if not shared else set())
+
+
 def test_labels_of_another_data_set_have_a_separate_total():
     cells = shown(row(record("f", TUNING, "labels")), Edition.PUBLISHABLE)
     before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
@@ -159,5 +174,7 @@ def test_total_is_infinite_after_fine_tuning_without_privacy(dataset):
 def test_model_trained_without_privacy_has_an_infinite_total_under_any_name():
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None, shape={})
-    row_of_model = model_row(DP_MODEL, {"vocabulary": vocabulary, "pretraining": model}, 1.0)
+    row_of_model = model_row(
+        DP_MODEL, {"vocabulary": vocabulary, "pretraining": model}, 1.0, "notes"
+    )
     assert (row_of_model.cost.corpus.epsilon, row_of_model.epsilon_training) == (math.inf, math.inf)

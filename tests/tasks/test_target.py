@@ -1,6 +1,7 @@
 """A job with a target ε: σ and the parts follow from it, and the run costs at most that much."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from release_examples import bench_of
 from scipy.special import expit
 
+from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -148,6 +150,22 @@ def test_given_settings_are_kept():
     job = ward(declared_units=60, **chosen)
     assert {name: getattr(job, name) for name in chosen} == chosen
     assert ward(declared_units="60", batch_size=None, holdout="").batch_size == 7
+
+
+@pytest.mark.usefixtures("at_home")
+@pytest.mark.parametrize("shared", [None, "ward"])
+def test_target_of_a_run_counts_all_of_its_releases_under_the_budget(deployment, shared):
+    """Labels with another name may be of the same people."""
+    terms, ledger = (PrivacyUnit.DOCUMENT, 50.0, 1e-4), Ledger.open(deployment.ledger)
+    ledger.register_dataset("ward", *terms)
+    ledger.register_dataset("labels", *terms, shares_budget_with=shared)
+    job = ward(
+        declared_units=100, target_epsilon=8.0, unit="document", entities_format="jsonl",
+        entities_train="/x/a", entities_test="/x/b", entities_dataset="labels", head="pairs",
+        finetune_privacy="dp", entities_declared_units=100, class_names="a,b",
+    )  # fmt: skip
+    with nullcontext() if shared is None else pytest.raises(BadInput, match="budget of ward, too"):
+        refuse_unfit_plans(bench_of(deployment), budget_of_run(job).charged)
 
 
 @pytest.mark.usefixtures("at_home")

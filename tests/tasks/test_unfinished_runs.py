@@ -2,7 +2,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,16 +149,21 @@ def test_more_units_than_declared_are_refused_before_the_charge(untracked, ledge
     assert ledger.history("notes") == []
 
 
+def labels(tmp_path: Path, tag: str, documents: int, **more: Any) -> JobSettings:
+    """Write private labels; return the settings of a job that learns from them."""
+    write_notes(tmp_path)
+    (folder := tmp_path / "labels").mkdir()
+    for document in range(documents):
+        (folder / f"{document}.tsv").write_text(f"Pain\t{tag}\n")
+    paths = dict.fromkeys(("entities_train", "entities_test"), str(folder))
+    return job(tmp_path, entities_format="columns", entities_dataset="labels", **paths, **more)
+
+
 @pytest.mark.parametrize("tag", ["B-problem", "O"])
 def test_private_labels_without_an_entity_are_refused_before_the_charge(
     untracked, ledger, tmp_path, tag
 ):
-    write_notes(tmp_path)
-    (tmp_path / "labels.tsv").write_text(f"Pain\t{tag}\n\n" * 3)
-    paths = dict.fromkeys(("entities_train", "entities_test"), str(tmp_path / "labels.tsv"))
-    settings = job(
-        tmp_path, entities_format="columns", entities_dataset="labels", **paths,
-    )  # fmt: skip
+    settings = labels(tmp_path, tag, documents=3)
     if tag != "O":
         run_until_reserved(settings, untracked)
         assert states(ledger) == [State.PLANNED] * 2
@@ -166,3 +171,19 @@ def test_private_labels_without_an_entity_are_refused_before_the_charge(
     with pytest.raises(BadInput, match="no entity to learn"):
         run_until_reserved(settings, untracked)
     assert ledger.history("notes") == []
+
+
+@pytest.mark.parametrize("documents", [10, 11])
+def test_more_labelled_units_than_declared_are_refused_before_the_charge(
+    untracked, ledger, tmp_path, documents
+):
+    private = {"finetune_privacy": "dp", "entity_types": "problem", "finetune_batch_size": 5}
+    settings = labels(tmp_path, "B-problem", documents, entities_declared_units=10, **private)
+    with (
+        pytest.raises(BadInput, match="the declared bound of 10")
+        if documents > 10
+        else nullcontext()
+    ):
+        run_until_reserved(settings, untracked)
+    assert states(ledger) == [State.PLANNED] * 2 * (documents == 10)
+    assert len(ledger.history("labels")) == (documents == 10)

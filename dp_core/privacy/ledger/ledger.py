@@ -261,8 +261,9 @@ class Ledger:
     def reserve(self, planned: Entry) -> Entry:
         """Reserve a release before its data is read. Equal releases share one entry.
 
-        If the plan of the release was withdrawn, the whole plan is admitted again. The release is
-        refused if the plan does not fit, or if others of its releases are charged by PLD.
+        If the run's plan with the release was withdrawn, the whole plan is admitted again. The
+        release is refused if the plan does not fit, or if others of its releases are charged by
+        PLD. A release that was withdrawn with the plan of another run is admitted alone.
 
         Returns:
             The given entry, or the existing entry of this data set, spec hash and attempt. Only a
@@ -285,13 +286,15 @@ class Ledger:
                 entry = planned
             entry.refuse_different(planned)
             if entry.state is State.WITHDRAWN:
+                if entry.run != planned.run:
+                    entry.plan_key, entry.whole_plan = planned.plan_key, False
                 plan = [e for e in held if e.group == entry.group]
                 if math.isinf(budget.order) and any(e.charged for e in plan):
                     raise _grown(entry.plan_key)
                 plan = [e for e in plan if e.state is State.WITHDRAWN]
                 _admit(budget, held, plan)
                 for withdrawn in plan:
-                    withdrawn.plan_again(withdrawn.plan_key, planned.run)
+                    withdrawn.plan_again(planned.run)
             if entry.state is State.PLANNED:
                 entry.state, entry.reserved_at = State.RESERVED, now()
             return entry
@@ -338,7 +341,7 @@ class Ledger:
                 entry.plan_key, entry.whole_plan = plan_key, True
             _admit(budget, held, fresh)
             for entry in fresh:
-                entry.plan_again(plan_key, run)
+                entry.plan_again(run)
             db.add_all(fresh)
         return [entries[entry.identity] for entry in planned]
 

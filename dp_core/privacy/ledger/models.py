@@ -293,10 +293,9 @@ class Entry(Base):
         new_id, seed_key = secrets.token_hex(16), secrets.token_hex(16)
         return replace(self, plan_key=run, run=run, attempt=attempt, id=new_id, seed_key=seed_key)
 
-    def plan_again(self, plan_key: str, run: str) -> None:
+    def plan_again(self, run: str) -> None:
         """Plan a withdrawn release again: it is charged from now on, like a new entry."""
-        self.state, self.plan_key, self.whole_plan = State.PLANNED, plan_key, True
-        self.run, self.reserved_at, self.withdrawn_at = run, now(), ""
+        self.state, self.run, self.reserved_at, self.withdrawn_at = State.PLANNED, run, now(), ""
 
     def withdraw(self) -> None:
         """Withdraw a planned release."""

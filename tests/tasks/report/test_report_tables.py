@@ -343,18 +343,6 @@ def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum():
     assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
 
 
-def test_model_that_read_labels_alone_has_the_epsilon_of_the_budget_they_share():
-    public, private, _ = job_report().models
-    letters = replace(private.cost.corpus, datasets=("letters",), epsilon=3.0)
-    both = replace(letters, datasets=("letters", *private.cost.corpus.datasets), epsilon=7.0)
-    unread = replace(public, cost=replace(public.cost, others=(letters,)))
-    report = job_report(models=(unread, replace(private, cost=Cost(both))))
-    runs = models_table.model_runs(SimpleNamespace(points={}), report, {}, [])
-    for run, epsilon in zip(runs, (3.0, 7.0), strict=True):
-        assert f"· ε {epsilon:g} ·" in run["name"]
-        assert [n["value"] for n in run["numbers"] if "epsilon" in n["name"]] == [epsilon]
-
-
 def test_audit_time_is_a_share_of_training_time_for_the_operator():
     def took(seconds: float) -> Input:
         result = StepResult(step="", spec_hash="", outputs={}, metrics=[], seconds=seconds)

@@ -142,6 +142,17 @@ def test_identical_run_takes_the_plan_over_from_the_first(ledger):
     assert len(ledger.give_back("again")) == 2
 
 
+def test_run_that_shares_a_release_pays_for_no_withdrawn_plan_of_another_run(ledger):
+    ledger.register_plan(plan(4.0, 2.0, 2.0, key="sweep"))
+    vocabulary = reservation("sweep-0", Gaussian(4.0), plan_key="job", run="job")
+    ledger.register_plan([vocabulary, *plan(4.0, key="job")])
+    ledger.give_back("sweep")
+    ledger.reserve(vocabulary)
+    assert [e.run for e in ledger.history("notes") if e.charged] == ["job"] * 2
+    ledger.reserve(plan(2.0, key="sweep", first=1)[0])  # of a step of the sweep that still runs
+    assert [e.run for e in ledger.history("notes") if e.charged] == ["job", "sweep", "sweep", "job"]
+
+
 def test_end_of_a_run_gives_back_its_untouched_plans_of_every_data_set(ledger):
     ledger.register_dataset("labels", PrivacyUnit.PATIENT, EPSILON, DELTA)
     ledger.register_plan(plan(4.0, key="on notes"))
