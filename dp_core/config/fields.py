@@ -27,6 +27,7 @@ NAME_OR_NONE = rf"^$|{NAME}"
 DEVICE = r"^(cpu|gpu|tpu|mock-tpu:[1-9][0-9]?)$"
 NUMBERS = r"^[0-9.eE+-]+(,[0-9.eE+-]+)*$"
 WHOLE_NUMBERS = r"^[0-9]{1,12}(,[0-9]{1,12})*$"
+LAYER_SIZES = r"^[1-9][0-9]{0,4}(,[1-9][0-9]{0,4}){0,47}$"
 NUMBERS_OR_NONE = rf"^$|{NUMBERS}"
 WHOLE_NUMBERS_OR_NONE = rf"^$|{WHOLE_NUMBERS}"
 WORDS_OR_NONE = r"^$|^[a-z-]+(,[a-z-]+)*$"
@@ -48,6 +49,7 @@ IN_WORDS = {  # descriptions of the patterns for error messages
     DEVICE: "cpu, mock-tpu:N (N from 1 to 99), gpu or tpu",
     NUMBERS: "numbers with commas between them",
     WHOLE_NUMBERS: "whole numbers of 12 digits at most, commas between them",
+    LAYER_SIZES: "1 to 48 whole numbers from 1 to 99999, commas between them",
     NUMBERS_OR_NONE: "empty, or numbers with commas between them",
     WHOLE_NUMBERS_OR_NONE: "empty, or whole numbers of 12 digits at most, commas between them",
     WORDS_OR_NONE: "empty, or words with commas between them",

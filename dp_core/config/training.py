@@ -10,8 +10,8 @@ from dp_core.config.fields import (
     AUDIT_AND_RUN,
     DEVICE,
     ESSENTIALS,
+    LAYER_SIZES,
     MORE_TRAINING,
-    WHOLE_NUMBERS,
     Config,
     later,
     setting,
@@ -54,7 +54,7 @@ class ArchitectureConfig(Config, section=ESSENTIALS):
     hidden: int = setting(0, "Hidden size", ge=0, le=4096, multiple_of=64)
     window: int = setting(20, "Window", section=MORE_TRAINING, ge=1, le=1024)
     dense_units: str = setting(
-        "500,250,50", "Dense layers", section=MORE_TRAINING, pattern=WHOLE_NUMBERS
+        "500,250,50", "Dense layers", section=MORE_TRAINING, pattern=LAYER_SIZES
     )
 
     def refuse_other(self, *, kind: str, layers: int, hidden: int, where: str) -> None:

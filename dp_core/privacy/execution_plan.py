@@ -339,8 +339,7 @@ class ExecutionPlan:
         Raises:
             PlanError: rounding would take half of the noise or more.
         """
-        multiplier = self.gradient_noise_multiplier()
-        lattice_scale(multiplier, self.clip_norm, MOST_VALUES, self.strategy)
+        lattice_scale(self.gradient_noise_multiplier(), self.clip_norm, MOST_VALUES, self.strategy)
 
     # --- the parts of a run
 

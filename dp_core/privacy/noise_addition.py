@@ -220,8 +220,7 @@ def noised_mean(
         divisor: of the noised sum.
         out: (n,), receives the mean.
     """
-    factor = 1 / (scale * divisor)
-    _add_drawn(total, key, block, scale, factor, out)
+    _add_drawn(total, key, block, scale, 1 / (scale * divisor), out)
 
 
 def lattice_noise(key: Bytes, size: int, block: int = 0) -> Integers:

@@ -33,6 +33,7 @@ from dp_core.models.parameters import Bert
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.statement import operator_only
 from dp_core.training.bootstrap import Replicate, mean_f1
+from dp_core.training.devices import strategy_for
 from dp_core.training.finetune import Epochs, finetune
 from dp_core.training.heads import ClassHead, Head, TaggingHead
 from dp_core.training.loop import PrivateUpdates, Progress
@@ -160,6 +161,7 @@ def _tuned(
     """
     task, charged, updates = task_of(spec), None, None
     if spec.plan:
+        strategy_for(spec.device)  # refuses an absent device before the charge
         plan, units = training_plan(spec), private_units(entities)
         content = _manifest(spec, model, entities, plan)
         charged = charge(context, units, planned_release(spec), content=content)

@@ -43,6 +43,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.privacy.statement import operator_only
 from dp_core.training.checkpoints import CheckpointPlace, Checkpoints, arrays_digest
+from dp_core.training.devices import strategy_for
 from dp_core.training.gradient_sources import GradientHosts
 from dp_core.training.loop import EvaluationHook, Progress, curve_points
 from dp_core.training.objectives import mlm_accuracy, perplexity
@@ -94,11 +95,14 @@ class TrainingInputs:
 
     @classmethod
     def open(cls, spec: PretrainSpec, context: StepContext) -> Self:
-        """Open the inputs that the spec names, and check their roles and vocabularies.
+        """Open the inputs that the spec names, and check their roles, vocabularies and the device.
 
         Raises:
-            BadInput: an input does not have the role or vocabulary that the spec states.
+            BadInput: an input does not have the role or vocabulary that the spec states, or this
+                machine, which trains, lacks the device.
         """
+        if not context.deployment.hosts:
+            strategy_for(spec.device)
         vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
 
         def rows(field: str, role: Role) -> Input:

@@ -486,6 +486,10 @@ def pairing(
 def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain):
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
     context, spec = pairing(chain, chain.trained[0], "pairs", public=False, odd="mumps", plan=plan)
+    before = chain.ledger.history("labels")
+    with pytest.raises(BadInput, match="no GPU"):
+        finetune.run(spec.model_copy(update={"device": "gpu"}), context)
+    assert chain.ledger.history("labels") == before
     answer = finetune.run(spec, context)
     labels = context.labels()
     for name in ("accuracy", "accuracy_low", "accuracy_high", "f1_macro", "f1/yes"):
@@ -572,7 +576,8 @@ def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(chain, step,
     if step == "written_text":
         spec: Any = writing(**changes)
     elif step == "pretrain":
-        spec = chain.training(mode="released", plan=None, **changes)
+        released = {} if "device" in changes else {"mode": "released", "plan": None}
+        spec = chain.training(**released, **changes)
     elif "unit" in changes:
         spec = phrasing(chain, config=phrasing(chain).config.model_copy(update=changes))
     else:
