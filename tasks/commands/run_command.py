@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from dp_core.errors import BadInput
 from tasks.commands import export_command, report_command
 from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, is_json, write_answer, write_json, write_table
@@ -52,11 +51,7 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
         described = _described(settings)
         write_answer(described, lambda: _show(described))
         return 0
-    try:
-        settings = settings_from(JOBS[job], **options)
-    except BadInput as error:
-        fix = ". ".join(filter(None, (error.fix.removesuffix("."), "Nothing was spent.")))
-        raise BadInput(error.what, where=error.where, fix=fix) from None
+    settings = settings_from(JOBS[job], **options)
     deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]
     if isinstance(settings, SweepSettings) and settings.is_asked:
@@ -86,10 +81,8 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
             click.echo(f"Took {time.monotonic() - begun:.0f} s.")
     if finished.exit_code:
         _warn(finished.failed)
-        if charged := charged_by_run(deployment, work.run_key):
-            _warn(f"releases that stay charged: {charged}. The same command continues it: {again}")
-        else:
-            _warn("nothing was spent: the run has released nothing")
+        charged = charged_by_run(deployment, work.run_key)
+        _warn(f"this run charged {charged} releases. The same command continues it: {again}")
     return finished.exit_code
 
 
