@@ -115,10 +115,6 @@ def test_registered_run_is_charged_once(deployment):
         )
         done = charge.charge(step, units, release, content=b"manifest")
         done.settle(b"released")
-        again = charge.charge(
-            step, units, release, content=b"manifest"
-        )  # a retry of a finished step
-        again.settle(b"released")
     assert ledger.remaining("notes").spent == spent
     assert [e.state for e in ledger.history("notes")] == [State.SETTLED] * 2
 
