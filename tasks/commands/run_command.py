@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from dp_core.errors import BadInput
 from tasks.commands import export_command, report_command
 from tasks.commands.command_options import options_of
 from tasks.commands.output import as_json, is_json, write_answer, write_json, write_table
@@ -51,7 +52,11 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
         described = _described(settings)
         write_answer(described, lambda: _show(described))
         return 0
-    settings = settings_from(JOBS[job], **options)
+    try:
+        settings = settings_from(JOBS[job], **options)
+    except BadInput as error:
+        fix = ". ".join(filter(None, (error.fix.removesuffix("."), "Nothing was spent.")))
+        raise BadInput(error.what, where=error.where, fix=fix) from None
     deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]
     if isinstance(settings, SweepSettings) and settings.is_asked:
