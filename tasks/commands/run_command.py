@@ -86,10 +86,8 @@ def command(job: str, show_settings: bool, **options: Any) -> int:
             click.echo(f"Took {time.monotonic() - begun:.0f} s.")
     if finished.exit_code:
         _warn(finished.failed)
-        if charged := charged_by_run(deployment, work.run_key):
-            _warn(f"releases that stay charged: {charged}. The same command continues it: {again}")
-        else:
-            _warn("nothing was spent: the run has released nothing")
+        charged = charged_by_run(deployment, work.run_key)
+        _warn(f"this run charged {charged} releases. The same command continues it: {again}")
     return finished.exit_code
 
 

@@ -255,8 +255,7 @@ def _run_context(text: str, spec: StepSpec) -> RunContext:
     text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
     if not text:
         key = f"by-hand-{spec.digest()[:16]}"
-        name, hides = f"{spec.step} by hand", spec.hides_count
-        return RunContext(run_key=key, run_name=name, task=spec.step, hides_count=hides)
+        return RunContext(run_key=key, run_name=f"{spec.step} by hand", task=spec.step)
     try:
         return RunContext.model_validate_json(text)
     except ValidationError as error:

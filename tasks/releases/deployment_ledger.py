@@ -108,9 +108,8 @@ def refuse_unregistered(context: StepContext, dataset: str, plan: Sequence[Entry
         BadInput: as `ledger_for`.
     """
     ledger = open_ledger(context.deployment, context.store)
-    if dataset != MADE_UP:
-        budget = ledger.datasets().get(dataset)
-        refuse_other_standing(budget, dataset, made_up=context.made_up, plan=plan)
+    budget = ledger.datasets().get(dataset)
+    refuse_other_standing(budget, dataset, made_up=context.made_up, plan=plan)
     return ledger
 
 
@@ -128,7 +127,7 @@ def refuse_other_standing(
     Raises:
         BadInput: the message names the command for the operator.
     """
-    if dataset == MADE_UP and budget is not None:
+    if dataset == MADE_UP:
         return  # tasks/releases/declarations.py reads no private file under that name
     if budget is None and made_up:
         what = f"the data set {dataset} is not registered as public, but this run calls it public"

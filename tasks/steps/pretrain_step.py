@@ -97,15 +97,12 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
     if plan and charged:
         updates = PrivateUpdates(plan, charged.seed, content)
     elif spec.clipped and units:
-        batch = spec.batches.batch_size
+        batches, facts = spec.batches, inputs.rows.facts
         updates = ClippedUpdates(
             updates=spec.updates,
-            batch_size=batch,
-            sampling_rate=min(1.0, batch / inputs.rows.facts["declared_units"]),
-            unit_rows=min(
-                spec.batches.examples_per_step,
-                units.max_examples_per_unit or spec.batches.examples_per_step,
-            ),
+            batch_size=batches.batch_size,
+            sampling_rate=min(1.0, batches.batch_size / facts["declared_units"]),
+            unit_rows=min(batches.examples_per_step, facts["max_examples_per_unit"]),
             seed=spec.seed,
             **spec.clipped.model_dump(),
         )

@@ -8,7 +8,6 @@ a training with its score is as private as the training.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from dp_core.errors import BadInput
@@ -47,10 +46,7 @@ class _Trained:
 
     @property
     def rank(self) -> tuple[float, bytes]:
-        digest = hashlib.sha256()
-        for name in sorted(self.model.parameters):
-            digest.update(self.model.parameters[name].tobytes())
-        return self.score, digest.digest()
+        return self.score, weights_released(self.model.parameters)
 
 
 def run(spec: SelectSpec, context: StepContext) -> StepOutput:

@@ -155,7 +155,6 @@ def test_given_settings_are_kept():
 @pytest.mark.usefixtures("at_home")
 @pytest.mark.parametrize("shared", [None, "ward"])
 def test_target_of_a_run_counts_all_of_its_releases_under_the_budget(deployment, shared):
-    """Labels with another name may be of the same people."""
     terms, ledger = (PrivacyUnit.DOCUMENT, 50.0, 1e-4), Ledger.open(deployment.ledger)
     ledger.register_dataset("ward", *terms)
     ledger.register_dataset("labels", *terms, shares_budget_with=shared)

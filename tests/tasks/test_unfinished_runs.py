@@ -149,41 +149,30 @@ def test_more_units_than_declared_are_refused_before_the_charge(untracked, ledge
     assert ledger.history("notes") == []
 
 
-def labels(tmp_path: Path, tag: str, documents: int, **more: Any) -> JobSettings:
-    """Write private labels; return the settings of a job that learns from them."""
+PRIVATE = {
+    "finetune_privacy": "dp", "entity_types": "problem", "finetune_batch_size": 5,
+    "entities_declared_units": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("documents", "tag", "more", "reason"),
+    [
+        (3, "B-problem", {}, ""),
+        (3, "O", {}, "no entity to learn"),
+        (10, "B-problem", PRIVATE, ""),
+        (11, "B-problem", PRIVATE, "the declared bound of 10"),
+    ],
+)
+def test_unusable_private_labels_are_refused_before_the_charge(
+    untracked, ledger, tmp_path, documents, tag, more, reason
+):
     write_notes(tmp_path)
-    (folder := tmp_path / "labels").mkdir()
+    (tmp_path / "labels").mkdir()
     for document in range(documents):
-        (folder / f"{document}.tsv").write_text(f"Pain\t{tag}\n")
-    paths = dict.fromkeys(("entities_train", "entities_test"), str(folder))
-    return job(tmp_path, entities_format="columns", entities_dataset="labels", **paths, **more)
-
-
-@pytest.mark.parametrize("tag", ["B-problem", "O"])
-def test_private_labels_without_an_entity_are_refused_before_the_charge(
-    untracked, ledger, tmp_path, tag
-):
-    settings = labels(tmp_path, tag, documents=3)
-    if tag != "O":
+        (tmp_path / "labels" / f"{document}.tsv").write_text(f"Pain\t{tag}\n")
+    paths = dict.fromkeys(("entities_train", "entities_test"), str(tmp_path / "labels"))
+    settings = job(tmp_path, entities_format="columns", entities_dataset="labels", **paths, **more)
+    with pytest.raises(BadInput, match=reason) if reason else nullcontext():
         run_until_reserved(settings, untracked)
-        assert states(ledger) == [State.PLANNED] * 2
-        return
-    with pytest.raises(BadInput, match="no entity to learn"):
-        run_until_reserved(settings, untracked)
-    assert ledger.history("notes") == []
-
-
-@pytest.mark.parametrize("documents", [10, 11])
-def test_more_labelled_units_than_declared_are_refused_before_the_charge(
-    untracked, ledger, tmp_path, documents
-):
-    private = {"finetune_privacy": "dp", "entity_types": "problem", "finetune_batch_size": 5}
-    settings = labels(tmp_path, "B-problem", documents, entities_declared_units=10, **private)
-    with (
-        pytest.raises(BadInput, match="the declared bound of 10")
-        if documents > 10
-        else nullcontext()
-    ):
-        run_until_reserved(settings, untracked)
-    assert states(ledger) == [State.PLANNED] * 2 * (documents == 10)
-    assert len(ledger.history("labels")) == (documents == 10)
+    assert states(ledger) == [State.PLANNED] * 2 * (not reason)
