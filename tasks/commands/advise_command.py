@@ -199,7 +199,7 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
             "batch, expected units": settings.batch_size,
             "updates": settings.updates,
             "passes over the units": settings.epochs,
-            "noise multiplier σ": settings.noise_multiplier,
+            "σ of training": settings.noise_multiplier,
             "bands of noise": spending.training.strategy.bands,
             "ε in total, as charged": spending.epsilon,
             "δ in total": spending.delta,
@@ -216,7 +216,7 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
     of = "phrases" if spending.phrases else "training"
     write_table(
         "Expected share of the gain without privacy that is kept, with 95% interval",
-        ["", "units", f"ε of {of}", "σ", *quantities],
+        ["", "units", f"ε of {of}", f"σ of {of}", *quantities],
         [
             [
                 case.name,

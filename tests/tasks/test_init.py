@@ -94,8 +94,10 @@ def test_init_takes_a_folder_of_texts_for_documents_or_patients(confide, tmp_pat
             file.write_text(SECRET)
     out = tmp_path / "s.json"
     for folder, unit in (("flat", "document"), ("patients", "patient")):
-        answer = confide.json("init", tmp_path / folder, "--units", 24, "--out", out)
+        words = ["init", tmp_path / folder, "--units", 24, "--out", out]
+        answer = confide.json(*words)
         assert (answer["found"]["format"], answer["settings"]["unit"]) == ("text", unit)
+        assert ("not all notes of a patient" in confide(*words)[1]) == (unit == "document")
     (tmp_path / "patients" / "a.txt").write_text(SECRET)
     assert "only some notes name" in confide.refused("init", tmp_path / "patients", "--out", out)
 
