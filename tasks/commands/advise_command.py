@@ -171,7 +171,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "verdict": advice.verdict,
         "known_from": how_it_is_known(advice.spending.recipe),
         "released_phrases": advice.phrases_instead,
-        "real_model": advice.real_model,
+        "public_start": advice.public_start,
         "settings": advice.changes,
     }
 
@@ -213,24 +213,17 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
         [list(part.values()) for part in answer["split"]],
     )
     quantities = list(advice.outlook[0].expected)
-    of = "phrases" if spending.phrases else "training"
     write_table(
         "Expected share of the gain without privacy that is kept, with 95% interval",
-        ["", "units", f"ε of {of}", f"σ of {of}", *quantities],
+        ["", "units", f"ε of {'phrases' if spending.phrases else 'training'}", *quantities],
         [
-            [
-                case.name,
-                f"{case.declared_units:,}",
-                case.epsilon,
-                case.noise_multiplier,
-                *map(str, case.expected.values()),
-            ]
+            [case.name, f"{case.declared_units:,}", case.epsilon, *map(str, case.expected.values())]
             for case in advice.outlook
         ],
     )
     click.echo(how_it_is_known(advice.spending.recipe))
     click.echo(advice.verdict)
-    for note in filter(None, (advice.phrases_instead, *advice.real_model)):
+    for note in filter(None, (*advice.public_start, advice.phrases_instead)):
         click.echo(note)
     if answer["next"]:
         click.echo("\n  ".join(["To run it:", *answer["next"]]))

@@ -31,7 +31,9 @@ ROLES = ("text", "patient", "document", "date")
 @click.command("init")
 @click.argument("file", type=click.Path(path_type=Path))
 @options_of("init")
-@options(*(click.option(f"--{role}", metavar="COLUMN", help=f"Column of the {role}.") for role in ROLES))
+@options(
+    *(click.option(f"--{role}", metavar="COLUMN", help=f"Column of the {role}.") for role in ROLES)
+)
 @click.option("--delimiter", type=click.Choice(list(DELIMITERS)), help="Delimiter of CSV.")
 @click.option("--encoding", type=click.Choice(["utf-8", "windows-1252"]), help="Encoding of CSV.")
 @as_json
@@ -194,8 +196,8 @@ def _show(answer: Mapping[str, Any]) -> None:
     write_pairs(settings["private_path"], answer["found"])
     if settings["unit"] == "document":
         write_prose(
-            "No column or folder names patients, so each document is protected alone, not all notes "
-            "of a patient together. --patient COLUMN, or a folder for each patient, changes this."
+            "No column or folder names patients, so each document is protected alone, and not all "
+            "notes of a patient together. --patient COLUMN, or folders of patients, change this."
         )
     write_prose(
         f"declared_units is {settings['declared_units']:,}, as you declared. It becomes public; "

@@ -454,7 +454,7 @@ class JobSettings(
             return (
                 f"{MOST_AUDIT_CANARIES} canaries could not contradict ε = {self.target_epsilon:g}"
             )
-        return "its training has no audit canaries"
+        return "no audit canaries were planned (audit_canaries=0)"
 
     def for_fine_tuning(self, *, private: bool) -> Self:
         """Return the settings, those left empty filled in for fine-tuning with DP or without."""
