@@ -104,7 +104,7 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
         public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs
-            no privacy.
+            no privacy. synthetic: made-up text, which teaches a model little of real language.
         public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
         public_columns: Columns of a public table, as private_columns.
         entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011, or .extent,
