@@ -312,6 +312,7 @@ def train(
             share, so that the budget admits later trainings.
         public: a public model in the layout of Hugging Face, or public text. Only name files that
             are public: this argument declares them so, as `confide ledger declare-public` does.
+            None: made-up text, which teaches a model little of real language.
         settings: further settings of the job by name (`confide run --show-settings`).
 
     Raises:

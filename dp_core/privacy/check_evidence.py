@@ -824,7 +824,7 @@ MECHANISMS: dict[str, Mechanism] = {
         _BOTH,
     ),
     "noised_weights": Mechanism(
-        "partition selection",
+        "word selection",
         _ADD_REMOVE,
         {
             "items_per_unit": _whole(1, 10**6),
@@ -1011,14 +1011,14 @@ def promise(claim: Mapping[str, Any]) -> list[str]:
         f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the"
         f" data set “{claim['dataset']}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where"
         f" {neighbours_in_words(claim['neighbours'], unit)}.",
-        f"In plain words: whatever anyone may conclude about one {unit} from this model, with any"
-        f" other knowledge and any effort, the probability of coming to it is at most {times} times"
-        f" what it would be had that {unit} not been in the data, plus at most {delta:.3g}.",
-        f"It does not say that nothing about a {unit} can be inferred: what many people's texts"
-        f" have in common is learned, as intended. It protects one {unit}, not several together:"
-        " for k of them it is kε and δ(e^kε − 1)/(e^ε − 1). It is about this model: who also holds"
-        " others that were made from the same text faces what they give away together, which the"
-        " data set's budget bounds." + (weak if epsilon > 10 else ""),
+        f"In plain words: any conclusion about one {unit} that an observer of this model may reach,"
+        f" with any other knowledge and any effort, has a probability of at most {times} times its"
+        f" probability if that {unit} were not in the data, plus at most {delta:.3g}.",
+        f"This does not mean that nothing about a {unit} can be inferred: the model learns the"
+        f" content that many people's texts share, as intended. The guarantee protects one {unit},"
+        " not several together: for k of them it is kε and δ(e^kε − 1)/(e^ε − 1). It concerns this"
+        " model alone: an observer of several models made from the same text learns more, and the"
+        " data set's budget bounds it." + (weak if epsilon > 10 else ""),
     ]
 
 
@@ -1060,8 +1060,8 @@ def _words_of_claim(claim: Mapping[str, Any]) -> str:
             f" ledger entry {release['ledger_id']})"
         )
     for title, items in (
-        ("What was released, and how", releases),
-        ("What this rests on", claim["assumptions"]),
+        ("Releases and their mechanisms", releases),
+        ("Assumptions", claim["assumptions"]),
     ):
         if items:
             paragraphs.append("\n".join([f"{title}:", "", *(f"- {item}" for item in items)]))
@@ -1326,7 +1326,7 @@ blockquote { background: #e8eef6; border: 1px solid #c3d3e8; border-radius: 10px
   margin: .8rem 0; padding: .4rem .8rem; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { border-bottom: 1px solid #dfe4ea; padding: .45rem .55rem; text-align: left;
-  vertical-align: top; overflow-wrap: anywhere; min-width: 5rem; }
+  vertical-align: top; overflow-wrap: anywhere; min-width: 6.5rem; }
 pre { background: #1f2933; border-radius: 8px; color: #f0f4f8; padding: .9rem 1rem; }
 """
 

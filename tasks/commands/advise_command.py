@@ -182,7 +182,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "verdict": advice.verdict,
         "known_from": how_it_is_known(advice.spending.recipe),
         "released_phrases": advice.phrases_instead,
-        "real_model": advice.real_model,
+        "public_start": advice.public_start,
         "settings": advice.changes,
     }
 
@@ -210,7 +210,7 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
             "batch, expected units": settings.batch_size,
             "updates": settings.updates,
             "passes over the units": settings.epochs,
-            "noise multiplier σ": settings.noise_multiplier,
+            "σ of training": settings.noise_multiplier,
             "bands of noise": spending.training.strategy.bands,
             "ε in total, as charged": spending.epsilon,
             "δ in total": spending.delta,
@@ -224,24 +224,17 @@ def _show(advice: Advice, answer: dict[str, Any]) -> None:
         [list(part.values()) for part in answer["split"]],
     )
     quantities = list(advice.outlook[0].expected)
-    of = "phrases" if spending.phrases else "training"
     write_table(
         "Expected share of the gain without privacy that is kept, with 95% interval",
-        ["", "units", f"ε of {of}", "σ", *quantities],
+        ["", "units", f"ε of {'phrases' if spending.phrases else 'training'}", *quantities],
         [
-            [
-                case.name,
-                f"{case.declared_units:,}",
-                case.epsilon,
-                case.noise_multiplier,
-                *map(str, case.expected.values()),
-            ]
+            [case.name, f"{case.declared_units:,}", case.epsilon, *map(str, case.expected.values())]
             for case in advice.outlook
         ],
     )
     click.echo(how_it_is_known(advice.spending.recipe))
     click.echo(advice.verdict)
-    for note in filter(None, (advice.phrases_instead, *advice.real_model)):
+    for note in filter(None, (*advice.public_start, advice.phrases_instead)):
         click.echo(note)
     if answer["next"]:
         click.echo("\n  ".join(["To run it:", *answer["next"]]))

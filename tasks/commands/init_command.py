@@ -31,9 +31,11 @@ ROLES = ("text", "patient", "document", "date")
 @click.command("init")
 @click.argument("file", type=click.Path(path_type=Path))
 @options_of("init")
-@options(*(click.option(f"--{role}", metavar="COLUMN", help=f"Column: {role}.") for role in ROLES))
-@click.option("--delimiter", type=click.Choice(list(DELIMITERS)), help="Between cells of CSV.")
-@click.option("--encoding", type=click.Choice(["utf-8", "windows-1252"]), help="Of CSV.")
+@options(
+    *(click.option(f"--{role}", metavar="COLUMN", help=f"Column of the {role}.") for role in ROLES)
+)
+@click.option("--delimiter", type=click.Choice(list(DELIMITERS)), help="Delimiter of CSV.")
+@click.option("--encoding", type=click.Choice(["utf-8", "windows-1252"]), help="Encoding of CSV.")
 @as_json
 def command(
     file: Path, units: int | None, out: Path, dataset: str | None, **given: str | None
@@ -192,13 +194,15 @@ def _setting(parts: Mapping[str, str]) -> str:
 def _show(answer: Mapping[str, Any]) -> None:
     settings = answer["settings"]
     write_pairs(settings["private_path"], answer["found"])
+    if settings["unit"] == "document":
+        write_prose(
+            "No column or folder names patients, so each document is protected alone, and not all "
+            "notes of a patient together. --patient COLUMN, or folders of patients, change this."
+        )
     write_prose(
         f"declared_units is {settings['declared_units']:,}, as you declared. It becomes public; "
-        "the counts above are for you alone."
-    )
-    write_prose(
-        f"Written: {answer['written']}. Nothing is spent or registered. Next, with an ε of your "
-        "choice for everything together:"
+        f"the counts above are for you alone. Written: {answer['written']}. Nothing is spent or "
+        "registered. Next, with an ε of your choice for everything together:"
     )
     for line in answer["next"]:
         click.echo(f"  {line}")

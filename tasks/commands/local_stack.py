@@ -54,7 +54,7 @@ def up() -> None:
     from tasks.local import stack as local
     from tasks.local.airflow_configuration import USER, airflow_home, runs_page
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)  # a broken address cannot be opened
     deployment = Deployment.from_environment()
     stack = local.running(deployment)
     if stack is None or set(stack.components) != set(local.PAGES):

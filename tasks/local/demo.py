@@ -132,10 +132,9 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
     failed = first_failure(tasks)
     if failed is None:
         raise ConfideError(f"the run ended as {state}", fix=f"See {deployment.logs}.")
-    folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
+    of_task = ["airflow", f"dag_id={DAG}", f"run_id={run_id}", f"task_id={failed['task_id']}"]
     instance = [f"map_index={failed['map_index']}"] if failed["map_index"] >= 0 else []
-    of_task = folder.joinpath(f"task_id={failed['task_id']}", *instance)
-    log = of_task / f"attempt={failed['try_number']}.log"
+    log = deployment.logs.joinpath(*of_task, *instance, f"attempt={failed['try_number']}.log")
     failure = follower.told(failed)
     code = f" (exit code {failure.failed.exit_code})" if failure.failed else ""
     reason = failure.reason("failed").rstrip(".") + code

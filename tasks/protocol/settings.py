@@ -104,7 +104,7 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
         private_dataset: Its name in the privacy ledger: every release of it is charged to this
             name.
         public_format: synthetic, text, csv, parquet or jsonl, as for the private corpus; it needs
-            no privacy.
+            no privacy. synthetic: made-up text, which teaches a model little of real language.
         public_path: File or folder (local or gs://) that is declared public; empty for synthetic.
         public_columns: Columns of a public table, as private_columns.
         entities_format: With entities: i2b2 (folders of .txt and .con, 2010 and 2011, or .extent,
@@ -185,13 +185,6 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
         """Whether no file of labels is read: they are made up, or there are none."""
         return self.entities_format in ("none", "synthetic")
 
-    @property
-    def _entities_paths(self) -> list[str]:
-        """The paths of labelled text, which all formats of files need."""
-        if self.entities_folds:
-            return [self.entities_train]
-        return [self.entities_train, self.entities_test]
-
     @model_validator(mode="after")
     def _settings_of_labels_have_labels(self) -> Self:
         fields = type(self).model_fields
@@ -217,15 +210,14 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=ESSENTIALS):
             raise ValueError(
                 "entities_folds: folds are made within entities_train; leave entities_test empty"
             )
-        for kind, fmt, paths in (
-            ("private", self.private_format, [self.private_path]),
-            ("public", self.public_format, [self.public_path]),
-            ("entities", self.entities_format, self._entities_paths),
-        ):
-            if fmt not in ("synthetic", "none") and not all(paths):
-                raise ValueError(f"{kind}: format {fmt} needs a path")
-            if fmt in ("synthetic", "none") and any(paths):
-                raise ValueError(f"{kind}: format {fmt} takes no path")
+        labels = ["entities_train"] if self.entities_folds else ["entities_train", "entities_test"]
+        names = {"private": ["private_path"], "public": ["public_path"], "entities": labels}
+        for kind, paths in names.items():
+            fmt, given = getattr(self, f"{kind}_format"), [getattr(self, path) for path in paths]
+            if fmt not in ("synthetic", "none") and not all(given):
+                raise ValueError(f"{kind}_format: {fmt} needs {' and '.join(paths)}")
+            if fmt in ("synthetic", "none") and any(given):
+                raise ValueError(f"{kind}_format: {fmt} takes no {' or '.join(paths)}")
         if self.entities_format == "synthetic" and self.entities_patients:
             raise ValueError("entities: format synthetic takes no list of patients")
         if self.private_format == "synthetic" and self.private_dataset != MADE_UP:
@@ -462,7 +454,7 @@ class JobSettings(
             return (
                 f"{MOST_AUDIT_CANARIES} canaries could not contradict ε = {self.target_epsilon:g}"
             )
-        return "its training has no audit canaries"
+        return "no audit canaries were planned (audit_canaries=0)"
 
     def for_fine_tuning(self, *, private: bool) -> Self:
         """Return the settings, those left empty filled in for fine-tuning with DP or without."""
@@ -705,7 +697,7 @@ class JobSettings(
         if self.entities_unit == "patient" and nameless:
             raise ValueError(
                 "entities_unit: no labelled document names its patient: choose document, or give "
-                "entities_patients, a list of whose each document is"
+                "entities_patients, a list of documents and their patients"
             )
 
 

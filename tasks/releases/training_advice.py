@@ -59,6 +59,11 @@ from tasks.releases.charge import calibrated_noise, planned_release, training_pl
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
 REAL_MODEL = Path(__file__).with_name("real_model.txt")  # written by benchmarks/real_model
+MADE_UP_START = (
+    "The public text is made up, so the model will know little of real language. Before the run, "
+    "name real public text: confide ledger declare-public FOLDER, then --set public_format=text "
+    "--set public_path=FOLDER."
+)
 _LIKELY = 8  # number of the best plans by the limit whose exact σ is computed
 # Search for the largest ε that the filter of a registered budget admits.
 _TRIALS = 4
@@ -294,11 +299,14 @@ class Advice:
         )
 
     @property
-    def real_model(self) -> tuple[str, ...]:
-        """What private notes, and private labels, added to a real public model in a benchmark."""
-        notes, labels = REAL_MODEL.read_text("utf-8").splitlines()
-        measured = (notes, labels) if self.settings.finetune_privacy == "dp" else (notes,)
-        return measured if self.settings.public_model else ()
+    def public_start(self) -> tuple[str, ...]:
+        """Measurements with a real public model, or a warning if real notes follow made-up text."""
+        settings = self.settings
+        if settings.public_model:
+            notes, labels = REAL_MODEL.read_text("utf-8").splitlines()
+            return (notes, labels) if settings.finetune_privacy == "dp" else (notes,)
+        real_notes = settings.private_format != "synthetic"
+        return (MADE_UP_START,) if real_notes and settings.public_format == "synthetic" else ()
 
     @property
     def verdict(self) -> str:

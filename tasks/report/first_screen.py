@@ -240,7 +240,7 @@ def _audit(report: Report) -> Answer:
     if (audit := report.audit) is None:
         text = "The result of the audit is for the operator only."
         if report.why_not_audited:
-            text = f"The claimed ε was not audited. {report.why_not_audited}"
+            text = f"The claimed ε was not audited: {report.why_not_audited}."
         return Answer("Audited", text, Label.PUBLIC)
     words = _of_verdict(audit.verdict)[1]
     return Answer("Audited", f"{words} {audit.finding}", audit.label)

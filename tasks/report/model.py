@@ -272,7 +272,7 @@ class Report:
     models: tuple[ModelRow, ...]  # of a sweep: one row per setting
     is_sweep: bool = False
     audit: AuditRecord | None = None  # of the training of the DP model
-    why_not_audited: str = ""  # a sentence; empty if the training was audited
+    why_not_audited: str = ""  # the reason; empty if the training was audited
     against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
     # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)

@@ -207,7 +207,7 @@ def probability_in_words(value: float) -> str:
 
 MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
 _STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
-LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
+LEGEND = "ᵈ dp: protected by ε  ° operator: not protected, ▒▒ in operator_report  unmarked: public"
 
 
 MOST_SIDE_BY_SIDE = 4  # rows

@@ -196,9 +196,9 @@ def test_command_reads_no_data_and_writes_valid_settings(confide, tmp_path, depl
     answer = confide.json("advise", *set_options(**given), *budget, "--write", file)
     assert answer["plan"]["epsilon"] <= 5 and answer["plan"]["delta"] <= 1e-5
     releases = [part["release"] for part in answer["split"]]
-    assert releases == ["partition selection", "DP pre-training"]
+    assert releases == ["word selection", "DP pre-training"]
     assert answer["expected"][0]["name"] == "as planned"
-    assert "made-up notes" in answer["known_from"]
+    assert "made-up notes" in answer["known_from"] and "declare-public" in answer["public_start"][0]
     assert not answer["beats_public_only"]  # 300 units at ε = 5
     assert "cannot be expected to beat" in answer["verdict"]
     settings = JobSettings.model_validate(json.loads(file.read_text()))
@@ -213,7 +213,7 @@ def test_text_output_contains_options_to_copy(confide, advice_on_small, monkeypa
     monkeypatch.setattr(training_advice, "advised", lambda settings, budget: advice_on_small)
     code, output, _ = confide("advise")
     noise = f"--set noise_multiplier={advice_on_small.settings.noise_multiplier}"
-    assert code == 0
+    assert (code, advice_on_small.public_start) == (0, ())
     for part in (noise, "They are not a promise", advice_on_small.verdict, "twice the units"):
         assert part in output
 
@@ -350,13 +350,10 @@ def test_data_set_without_a_budget_is_refused_before_reading(capsys):
 def test_advice_on_a_public_model_states_what_was_measured_with_a_real_one(advice_on_small):
     private = {"finetune_privacy": "dp", "public_model": "/model"}
     measured = {}
-    for name, other in (
-        ("dp", {}),
-        ("none", {"finetune_privacy": "none"}),
-        ("", {"public_model": ""}),
-    ):
+    cases = {"dp": {}, "none": {"finetune_privacy": "none"}, "": {"public_model": ""}}
+    for name, other in cases.items():
         settings = SMALL.model_copy(update=private | other)
-        measured[name] = replace(advice_on_small, settings=settings).real_model
+        measured[name] = replace(advice_on_small, settings=settings).public_start
     notes, labels = measured["dp"]
     assert notes.startswith("Of the gain without privacy in masked tokens ")
     assert labels.startswith("Of the F1 without privacy, private labels kept ")

@@ -78,8 +78,7 @@ def test_settings_and_commands_are_the_same_for_every_number_of_patients(confide
 
 def test_init_knows_the_notes_of_mimic_iv(confide, tmp_path):
     file = write(tmp_path / "discharge.csv.gz", MIMIC_IV, delimiter=",")
-    words = ["init", file, "--units", 58, "--out", tmp_path / "s.json"]
-    settings = confide.json(*words)["settings"]
+    settings = confide.json("init", file, "--units", 58, "--out", tmp_path / "s.json")["settings"]
     assert settings["private_columns"] == (
         "text:text,patient:subject_id,document:note_id,admission:hadm_id,date:charttime"
     )
@@ -94,8 +93,11 @@ def test_init_takes_a_folder_of_texts_for_documents_or_patients(confide, tmp_pat
             file.write_text(SECRET)
     out = tmp_path / "s.json"
     for folder, unit in (("flat", "document"), ("patients", "patient")):
-        answer = confide.json("init", tmp_path / folder, "--units", 24, "--out", out)
-        assert (answer["found"]["format"], answer["settings"]["unit"]) == ("text", unit)
+        shown = confide("init", tmp_path / folder, "--units", 24, "--out", out)[1]
+        assert (
+            json.loads(out.read_text()).items() >= {"private_format": "text", "unit": unit}.items()
+        )
+        assert ("No column or folder names patients" in shown) == (unit == "document")
     (tmp_path / "patients" / "a.txt").write_text(SECRET)
     assert "only some notes name" in confide.refused("init", tmp_path / "patients", "--out", out)
 

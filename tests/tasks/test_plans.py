@@ -103,7 +103,7 @@ def test_registered_run_is_charged_once(deployment):
     charge.register_plans(context, spec.charged)
     entries = ledger.history("notes")
     assert [e.state for e in entries] == [State.PLANNED] * 2
-    assert answer.facts["planned"] == ["partition selection", "DP training"]
+    assert answer.facts["planned"] == ["word selection", "DP training"]
     spent = ledger.remaining("notes").spent
     charge.register_plans(context, spec.charged)  # a retry
     charge.register_plans(bench_of(deployment, run="triggered again"), spec.charged)

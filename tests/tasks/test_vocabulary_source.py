@@ -210,7 +210,7 @@ def test_checkpoint_keeps_its_tokens_and_embeddings(untracked, bert):
     assert [t for t in theirs if t in kept[5:]] == kept[5:] and set(kept) == set(theirs)
     new = tokens[len(theirs) :]
     assert new and not set(new) & set(theirs)
-    assert [e.title for e in job.charges] == ["partition selection"]
+    assert [e.title for e in job.charges] == ["word selection"]
     assert result.releases
 
     table = "embeddings/word"

@@ -45,7 +45,7 @@ def test_whether_the_releases_were_fixed_together_is_said():
     planned, unplanned = privacy_statement(together), privacy_statement(BOTH)
     assert planned.data["one_plan"] and not unplanned.data["one_plan"]
     assert "registered as one plan before the first" in planned.words
-    assert "total presumes that nobody chose" in unplanned.words
+    assert "chosen without a look at earlier results" in unplanned.words
     later = [together[0], release("L-18", TRAINING, plan="run-2")]
     assert not privacy_statement(later).data["one_plan"]
     assert "plan" not in "".join(privacy_statement(BOTH[:1]).data["assumptions"])
@@ -55,10 +55,11 @@ def test_words_and_data_rest_on_the_same():
     statement = privacy_statement(BOTH)
     for said in statement.data["assumptions"]:
         assert f"- {said}" in statement.words
-    assert len(statement.data["assumptions"]) == statement.words.split("rests on")[1].count("\n- ")
-    assert "whoever has two is two units" in statement.words
+    items = statement.words.split("Assumptions:")[1].count("\n- ")
+    assert len(statement.data["assumptions"]) == items
+    assert "a person with two identifiers is two units" in statement.words
     assert "public knowledge, and was not derived from the texts" in statement.words
-    assert "others that were made from the same text" in statement.words
+    assert "several models made from the same text" in statement.words
 
 
 def test_made_up_text_is_said():

@@ -77,7 +77,7 @@ def test_usefulness_without_labelled_text_is_the_accuracy_on_masked_tokens():
 
 
 def test_first_screen_of_a_sweep_counts_settings_and_states_ranges():
-    report = sweep_report(why_not_audited="A sweep has no audit.")
+    report = sweep_report(why_not_audited="a sweep has no audit")
     control = replace(report.models[0], name="public", kind="public", baseline="public")
     masked = {"mlm_private": None, "mlm_public": None}
     control = replace(control, f1=Operator(0.69), **masked)
@@ -89,7 +89,7 @@ def test_first_screen_of_a_sweep_counts_settings_and_states_ranges():
     large = sum(row.spread is not None and row.spread.interval[0] > 0.69 for row in rows)
     assert f"in {large} of 18 settings" in sentences["Useful"]
     assert sentences["Remembered"].startswith("0 of 36 private models remember canaries.")
-    assert sentences["Audited"] == "The claimed ε was not audited. A sweep has no audit."
+    assert sentences["Audited"] == "The claimed ε was not audited: a sweep has no audit."
 
 
 def test_known_seed_protects_no_unit():
