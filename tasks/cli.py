@@ -6,7 +6,7 @@ import os
 import pkgutil
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from inspect import cleandoc
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
+from dp_core.errors import OUT_OF_MEMORY, BadInput, ConfideError, fault_line, in_one_line
 from tasks.protocol import CHECKOUT, INSTALLED, SETUP
 
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
@@ -90,6 +90,7 @@ def cli(debug: bool) -> None:
 def main() -> int:
     """Run the command line; write an error as one line, and return the exit code."""
     try:
+        _refuse_other_encodings(sys.argv)
         code = cli.main(prog_name="confide", standalone_mode=False)
     except click.Abort:
         click.echo("confide: stopped", err=True)
@@ -98,7 +99,7 @@ def main() -> int:
         error.show()  # prints the help; this is no error
         return error.exit_code
     except click.ClickException as error:
-        click.echo(f"confide: {error.format_message()}", err=True)
+        click.echo(f"confide: {in_one_line(error.format_message())}", err=True)
         return error.exit_code
     except ConfideError as error:
         _traceback()
@@ -114,6 +115,19 @@ def main() -> int:
         _end_with_line(error)
         return 1
     return code if isinstance(code, int) else 0  # click hands the code of `exit` back
+
+
+def _refuse_other_encodings(words: Sequence[str]) -> None:
+    """Refuse a word that no settings, ledger or page can hold, before a command begins.
+
+    Raises:
+        BadInput: a word is not UTF-8.
+    """
+    try:
+        "".join(words).encode()
+    except UnicodeEncodeError:
+        fix = "Rename the file, or choose another name."
+        raise BadInput("a word is not UTF-8", where="command line", fix=fix) from None
 
 
 def _end_with_line(error: BaseException) -> None:

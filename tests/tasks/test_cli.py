@@ -224,6 +224,10 @@ def test_error_is_one_line_with_exit_code_2(confide, command, reason):
     assert reason in confide.refused(*shlex.split(command))
 
 
+def test_word_in_another_encoding_is_refused(confide):
+    assert "not UTF-8" in confide.refused("ledger", "history", os.fsdecode(b"n\xf6tes"))
+
+
 @pytest.mark.cases
 def test_home_that_cannot_be_created_or_written_is_refused(
     confide, monkeypatch, tmp_path, place, reason

@@ -232,6 +232,8 @@ def test_arguments_of_a_wrong_type_are_refused(tmp_path, jobs):
     ):
         with pytest.raises(BadInput, match="it is of type str"):
             call()
+    with pytest.raises(BadInput, match="read: text: it is of type int"):
+        python_api.read(frame(), text=0)
     with pytest.raises(BadInput, match="encoding:utf-8 or windows-1252"):
         python_api.read(write(tmp_path / "n.csv"), encoding="latin-9")
 
