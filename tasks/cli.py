@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import re
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import metadata
 from inspect import cleandoc
 from pathlib import Path
@@ -17,6 +18,7 @@ from click.shell_completion import CompletionItem
 from dp_core.errors import OUT_OF_MEMORY, BadInput, ConfideError, fault_line, in_one_line
 from tasks.protocol import CHECKOUT, INSTALLED, SETUP
 
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that Python could not decode
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 
 # Verbs by task. No module is imported for the list of commands.
@@ -79,18 +81,16 @@ def _move_examples(commands: Iterable[click.Command]) -> None:
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="`confide COMMAND --help` explains a command, with an example.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(_version(), message="%(prog)s %(version)s")
-def cli(debug: bool) -> None:
+def cli() -> None:
     """Train language models on confidential text under differential privacy, with proof."""
-    if debug:
-        os.environ["CONFIDE_DEBUG"] = "1"
 
 
 def main() -> int:
     """Run the command line; write an error as one line, and return the exit code."""
     try:
-        _refuse_other_encodings(sys.argv)
+        if _NOT_UTF8.search("".join(sys.argv)):  # no settings, ledger or page can hold it
+            raise BadInput("a word is not UTF-8", where="command line", fix="Choose another name.")
         code = cli.main(prog_name="confide", standalone_mode=False)
     except click.Abort:
         click.echo("confide: stopped", err=True)
@@ -115,19 +115,6 @@ def main() -> int:
         _end_with_line(error)
         return 1
     return code if isinstance(code, int) else 0  # click hands the code of `exit` back
-
-
-def _refuse_other_encodings(words: Sequence[str]) -> None:
-    """Refuse a word that no settings, ledger or page can hold, before a command begins.
-
-    Raises:
-        BadInput: a word is not UTF-8.
-    """
-    try:
-        "".join(words).encode()
-    except UnicodeEncodeError:
-        fix = "Rename the file, or choose another name."
-        raise BadInput("a word is not UTF-8", where="command line", fix=fix) from None
 
 
 def _end_with_line(error: BaseException) -> None:

@@ -446,22 +446,14 @@ def test_run_of_a_model_shows_the_numbers_that_compare_models(tracked, tmp_path)
 
 
 def test_paths_of_private_text_are_no_parameters(tracked, tmp_path, monkeypatch):
-    labels = {
-        "entities_format": "columns",
-        "entities_train": "/wards/l",
-        "entities_test": "/wards/t",
-    }
-    settings = JobSettings(
-        private_format="jsonl", private_path="/wards/n", private_dataset="ward",
-        entities_declared_units=50, public_format="text", public_path="/wiki", **labels,
-    )  # fmt: skip
-    events: list[Event] = []
-    tracker, steps = Tracker(tracked, PRIVATE), job_steps(settings)
+    private = {"private_format": "jsonl", "private_path": "/ward/n", "private_dataset": "ward"}
+    steps = job_steps(JobSettings(**private, public_format="text", public_path="/wiki"))
+    events, tracker = list[Event](), Tracker(tracked, PRIVATE)
     monkeypatch.setattr(tracker, "_add", lambda *more: events.extend(more))
     result = Mock(facts={"artifacts": {}}, releases=[], metrics=[])
-    for spec in steps.values():
-        if spec.step != "report":  # it needs a store
-            tracker.record(spec, Store(f"file://{tmp_path}", tmp_path), result, done_before=False)
+    for task in ("budget", "private_corpus", "public_corpus"):
+        spec = steps[task]
+        tracker.record(spec, Store(f"file://{tmp_path}", tmp_path), result, done_before=False)
     shown = [event.value for event in events if isinstance(event, Param)]
     shown += map(str, steps["report"].run_settings.values())
-    assert "/wiki" in shown and not any("/wards" in value for value in shown)
+    assert "/wiki" in shown and not any("/ward" in value for value in shown)
