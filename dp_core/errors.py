@@ -22,6 +22,14 @@ _URL = re.compile(
 )
 
 
+def in_one_line(text: str) -> str:
+    """Return a text with a space for each line end, control character or unpaired surrogate.
+
+    A name in an error can hold any character. It must not add a line to a log, or break the log.
+    """
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 class ConfideError(Exception):
     """Root of the errors that Confide raises on purpose.
 
@@ -36,7 +44,7 @@ class ConfideError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         line = f"{where}: {what}" if where else what
-        super().__init__(f"{line}. {fix}" if fix else line)
+        super().__init__(in_one_line(f"{line}. {fix}" if fix else line))
 
     def __reduce__(self) -> tuple[Callable[..., ConfideError], tuple[str]]:
         """Pickle what, where and fix separately, for errors of worker processes."""

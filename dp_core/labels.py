@@ -42,5 +42,4 @@ class Operator(_Value):
     label = Label.OPERATOR
 
 
-Publishable = Dp | Public
 Labelled = Dp | Public | Operator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import re
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -14,9 +15,10 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
+from dp_core.errors import OUT_OF_MEMORY, BadInput, ConfideError, fault_line, in_one_line
 from tasks.protocol import CHECKOUT, INSTALLED, SETUP
 
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that Python could not decode
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 
 # Verbs by task. No module is imported for the list of commands.
@@ -79,17 +81,16 @@ def _move_examples(commands: Iterable[click.Command]) -> None:
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="`confide COMMAND --help` explains a command, with an example.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(_version(), message="%(prog)s %(version)s")
-def cli(debug: bool) -> None:
+def cli() -> None:
     """Train language models on confidential text under differential privacy, with proof."""
-    if debug:
-        os.environ["CONFIDE_DEBUG"] = "1"
 
 
 def main() -> int:
     """Run the command line; write an error as one line, and return the exit code."""
     try:
+        if _NOT_UTF8.search("".join(sys.argv)):  # no settings, ledger or page can hold it
+            raise BadInput("a word is not UTF-8", where="command line", fix="Choose another name.")
         code = cli.main(prog_name="confide", standalone_mode=False)
     except click.Abort:
         click.echo("confide: stopped", err=True)
@@ -98,7 +99,7 @@ def main() -> int:
         error.show()  # prints the help; this is no error
         return error.exit_code
     except click.ClickException as error:
-        click.echo(f"confide: {error.format_message()}", err=True)
+        click.echo(f"confide: {in_one_line(error.format_message())}", err=True)
         return error.exit_code
     except ConfideError as error:
         _traceback()

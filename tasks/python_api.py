@@ -146,6 +146,8 @@ def read(
     """
     given = {"text": text, "patient": patient, "document": document, "date": date}
     given |= {"encoding": encoding} if encoding else {}
+    for role, column in given.items():
+        _refuse_type(column, str, f"read: {role}", "a name")
     if isinstance(source, str | os.PathLike):
         if "://" in os.fspath(source):
             raise BadInput("not on this machine", where=f"read: {source}", fix="Copy it here.")

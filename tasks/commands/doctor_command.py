@@ -5,7 +5,6 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -78,8 +77,6 @@ def _line(finding: Check) -> str:
 
 
 def _python(deployment: Deployment) -> Iterator[Check]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    yield Check("Python", sys.version_info[:2] == (3, 11), True, version, "Install Python 3.11.")
     task = Path(deployment.task_python)
     yield Check("task environment", is_executable(task), True, str(task), f"Run: {SETUP}")
     if (CHECKOUT / "Makefile").exists():  # absent from a step's image, which needs no Airflow

@@ -47,7 +47,7 @@ def _open() -> Ledger:
 @as_json
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Show each data set's budget, its latest releases, and the cost of repeating the last run.
+    """Show each data set's budget and its latest releases.
 
     Subcommands show a data set's history or the cost of a run, and register a new budget.
 
@@ -260,7 +260,7 @@ def _cost(ledger: Ledger, planned: list[Entry], *, made_up: bool) -> dict[str, A
 
 
 def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
-    """Return each data set's budget, latest releases, and the cost of repeating the last run."""
+    """Return each data set's budget and its latest releases."""
     budgets = {}
     for name in ledger.datasets():
         entries = ledger.history(name)
@@ -269,14 +269,13 @@ def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
             **standing,
             "left": None if standing["epsilon"] is None else max(0.0, 1 - standing["share"]),
             "history": [record(entry) for entry in entries[-LATEST:]],
-            "like_the_last_run": _like_the_last(ledger, name, entries),
             "same_files_as": list(ledger.sources.same_files_as(name)),
         }
     return budgets
 
 
 def show_overview(budgets: dict[str, dict[str, Any]], public: list[PublicSource]) -> None:
-    """Write budgets, releases and public sources, and a line for a run that may not fit again."""
+    """Write budgets, releases and public sources."""
     columns = {
         "data set": lambda row: row[0],
         "unit": lambda row: row[1]["unit"] or "made up",
@@ -291,8 +290,6 @@ def show_overview(budgets: dict[str, dict[str, Any]], public: list[PublicSource]
     if latest := sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]:
         show_history("Latest releases", latest)
     for name, budget in budgets.items():
-        if said := _warning(name, budget["like_the_last_run"]):
-            write_prose(said)
         if others := budget["same_files_as"]:
             write_prose(
                 f"WARNING: {name} and {', '.join(others)} were read from the same files and have "
@@ -428,25 +425,3 @@ def show_cost(job: str, cost: dict[str, Any]) -> None:
     write_pairs(f"The next {job} on {cost['dataset']}: {said}", rows)
     if cost["refusal"]:
         write_prose(f"Why: {cost['refusal']}.")
-
-
-def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:
-    """Return the cost of repeating all releases of the last run, or None without releases."""
-    charged = [e for e in entries if e.charged]
-    if not charged or ledger.datasets()[name].made_up:
-        return None
-    last = charged[-1]
-    run = [e for e in charged if e.whole_plan and e.plan_key == last.plan_key] or [last]
-    again = [Entry(e.dataset, e.unit, e.event, e.delta, "another run") for e in run]
-    cost = ledger.cost_of_plan(again)
-    return {"run": last.run, "releases": len(run), **cost.to_json()}
-
-
-def _warning(name: str, cost: dict[str, Any] | None) -> str:
-    if cost is None:
-        return ""
-    said = f"{name}: a run like the last one ({cost['run'] or 'no name'})"
-    share = f"{cost['share']:.1%} of the budget"
-    if not cost["fits"]:
-        return f"{said} would be REFUSED: it takes {share}, and less is left."
-    return f"{said} would take {share}; {cost['more_of_the_same']} more would fit."

@@ -120,6 +120,8 @@ def backup(folder: Path) -> None:
     deployment = Deployment.from_environment()
     if folder.exists():
         raise BadInput("there is something already", where=str(folder), fix="Name a new folder.")
+    if {deployment.seeds, deployment.keys} & {*folder.resolve().parents}:
+        raise BadInput("it is in a folder that is copied", where=str(folder), fix="Name another.")
     os.umask(0o077)
     kept = copied(deployment, folder)
     lines = [f"{name}: {place}" for name, place in kept.items()]

@@ -20,7 +20,7 @@ from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import PRESETS, read_object
 from tasks.protocol.settings_file import preset as preset_settings
 from tasks.protocol.sweep import SweepSettings
-from tasks.runtime.deployment import Deployment, is_executable
+from tasks.runtime.deployment import Deployment, is_executable, write_private
 
 JOBS: dict[str, type[JobSettings]] = {"dp_bert": JobSettings, "dp_sweep": SweepSettings}
 job_argument = click.argument("job", type=click.Choice(list(JOBS)), default="dp_bert")
@@ -172,16 +172,26 @@ def with_absolute_paths(kind: type[JobSettings], given: Mapping[str, Any]) -> di
 
 
 def write_settings(settings: Mapping[str, Any], file: Path, option: str) -> None:
-    """Write settings to the file of an option, for `confide run --settings`.
+    """Write settings to the file of an option, whole or not at all, for `confide run --settings`.
 
     Raises:
-        BadInput: the file cannot be written.
+        BadInput: the file cannot be written, or holds anything but settings.
     """
+    where, fix = f"{option} {file}", "Name another file."
     try:
-        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+        if file.exists() and not _holds_settings(file):
+            raise BadInput("it holds no settings, and would be lost", where=where, fix=fix)
+        write_private(file.resolve(), json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         what = f"cannot be written ({os.strerror(error.errno or 0)})"
-        raise BadInput(what, where=f"{option} {file}", fix="Name another file.") from None
+        raise BadInput(what, where=where, fix=fix) from None
+
+
+def _holds_settings(file: Path) -> bool:
+    try:
+        return read_object(file, "").keys() <= SweepSettings.model_fields.keys()
+    except BadInput:
+        return file.is_file() and not file.stat().st_size
 
 
 def absolute(name: str, path: str) -> str:

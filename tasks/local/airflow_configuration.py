@@ -19,7 +19,7 @@ from dp_core.errors import BadInput
 from tasks.protocol import CHECKOUT, TASK_PYTHON
 from tasks.protocol.fork_server import SERVER
 from tasks.protocol.least_privilege import without_orchestrator
-from tasks.runtime.deployment import Deployment, sqlite_url
+from tasks.runtime.deployment import Deployment, sqlite_url, write_private
 
 USER = "admin"
 MLFLOW_USERS = "mlflow-users.db"  # holds the password of MLflow's first start
@@ -57,15 +57,6 @@ class Secrets:
         kept = cls(**json.loads(file.read_text()))
         write_private(folder / "passwords.json", json.dumps({USER: kept.password}) + "\n")
         return kept
-
-
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
-    part = file.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(text)
-    part.replace(file)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.protocol import CHECKOUT, fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.supervisor import STACK_GRACE, Process
-from tasks.runtime.deployment import Deployment, is_executable
+from tasks.runtime.deployment import Deployment, is_executable, write_private
 
 FORK_SERVER = "fork-server"
 RUNNERS = ("api-server", "scheduler", "dag-processor", FORK_SERVER)  # components that run a DAG
@@ -155,7 +155,7 @@ def _start_on(
         components[name] = supervisor.released(process)
         stack = Stack(dict(components), ports, secret.password, secret.mlflow)
         # After each start, so that a killed start can be cleaned up.
-        airflow_configuration.write_private(_state_file(deployment), json.dumps(asdict(stack)))
+        write_private(_state_file(deployment), json.dumps(asdict(stack)))
     log(f"Starting {', '.join(names)} …")
     try:
         _wait_until_up(deployment, stack, began)

@@ -552,12 +552,14 @@ def report_of(
     promotion: Promotion = "audited",
 ) -> ReportSpec:
     """Return the spec of the last step of a job, or of a sweep of these points."""
+    sources = [source for spec in steps.values() for source in spec.sources]
     return ReportSpec(
         made_up=settings.made_up,
         title="dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert",
         results={name: spec.output for name, spec in steps.items()},
         points={point.name: point for point in points},
         settings=settings.model_dump(mode="json", exclude_none=True),
+        private_paths=tuple(dict.fromkeys(s.field for s in sources if not s.public)),
         promotion=promotion,
     )
 

@@ -150,7 +150,7 @@ class StepSpec(Config):
 
     @property
     def run_settings(self) -> dict[str, bool | int | float | str]:
-        """The settings of the whole run, in the spec of a report."""
+        """The settings of the whole run that anyone may see, in the spec of a report."""
         return {}
 
     @property
@@ -689,12 +689,14 @@ class ReportSpec(StepSpec):
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})  # the report shows the account
     ends_run: ClassVar[bool] = True
+    unhashed: ClassVar[dict[str, Any]] = {"private_paths": True}  # they follow from the settings
     step: Literal["report"] = "report"
     title: str
     results: dict[str, str]  # name of the step -> output URI
     points: dict[str, Point]  # the models, by name
     promotion: Promotion = "audited"
     settings: dict[str, bool | int | float | str]
+    private_paths: tuple[str, ...] = ()  # settings that name files of private text
 
     @property
     def is_sweep(self) -> bool:
@@ -703,8 +705,8 @@ class ReportSpec(StepSpec):
 
     @property
     def run_settings(self) -> dict[str, bool | int | float | str]:
-        """The settings of the whole run."""
-        return self.settings
+        """The settings of the whole run, without the paths of private text."""
+        return self.settings | dict.fromkeys(self.private_paths, "withheld")
 
     @property
     def hides_count(self) -> bool:

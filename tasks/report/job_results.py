@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -235,6 +234,9 @@ def header_of(
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
     ledger = open_ledger(context.deployment)
     settings = SweepSettings if spec.is_sweep else JobSettings
+    labels = _source(spec.settings["entities_train"])
+    if "entities_train" in spec.private_paths:
+        labels = str(spec.settings["entities_dataset"] or dataset)
     return {
         "title": spec.title,
         "run_key": context.run.run_key,
@@ -244,9 +246,7 @@ def header_of(
         "known_seed": any(release.seed_known for release in releases),
         "private_dataset": dataset,
         "public_dataset": _source(spec.settings["public_path"]),
-        "entities_dataset": _source(spec.settings["entities_train"])
-        if "entities" in spec.results
-        else "",
+        "entities_dataset": labels if "entities" in spec.results else "",
         "unit": PrivacyUnit(vocabulary.facts["unit"]),
         "model_size": _model_size(model),
         "statement": privacy_statement(
@@ -258,9 +258,9 @@ def header_of(
         "ledger": ledger_table(ledger.history(dataset), dataset, unit),
         "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
+        "private_paths": spec.private_paths,
         "why_not_audited": settings.model_validate(spec.settings).why_unaudited,
         "versions": model.result.versions,
-        "repeat": _repeat_command(spec.title, spec.settings),
     }
 
 
@@ -598,17 +598,6 @@ def _model_size(model: Input) -> str:
 def _source(path: bool | int | float | str) -> str:
     """Return the name of a source of text; synthetic text has no path."""
     return Path(str(path)).name or "made-up text"
-
-
-def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) -> str:
-    """Return the command that repeats the job."""
-    defaults = {n: f.default for n, f in SweepSettings.model_fields.items()}
-    words = [
-        f"--set {shlex.quote(f'{name}={value}')}"
-        for name, value in settings.items()
-        if value != defaults.get(name)
-    ]
-    return " ".join(["./confide run", job, *words])
 
 
 # --- the report of a sweep

@@ -6,6 +6,7 @@ Every edition shows free text (notes, statements, notes of facts), which must no
 from __future__ import annotations
 
 import math
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -21,6 +22,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.points import Baseline, Mode
+from tasks.protocol.sweep import SweepSettings
 
 if TYPE_CHECKING:
     from tasks.report.tables import Table
@@ -265,8 +267,8 @@ class Report:
     ledger: Table | None = None  # the latest releases of the private data set
     budget: Mapping[str, Any] = field(default_factory=dict)  # `Remaining.to_json`
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    private_paths: tuple[str, ...] = ()  # settings that name files of private text
     versions: Mapping[str, str] = field(default_factory=dict)
-    repeat: str = ""  # shell command
     notes: tuple[str, ...] = ()  # warnings on the interpretation of the figures
     omissions: tuple[Fact, ...] = ()  # by task: items that readers left out of the sources
     models: tuple[ModelRow, ...]  # of a sweep: one row per setting
@@ -282,6 +284,17 @@ class Report:
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
     phrases: tuple[Fact, ...] = ()
+
+    @property
+    def repeat(self) -> str:
+        """The command that repeats the run."""
+        defaults = {n: f.default for n, f in SweepSettings.model_fields.items()}
+        words = [
+            f"--set {shlex.quote(f'{name}={value}')}"
+            for name, value in self.settings.items()
+            if value != defaults.get(name)
+        ]
+        return " ".join(["./confide run", self.title, *words])
 
     def model(self, kind: Mode) -> ModelRow | None:
         """Return the first model of this kind, or None if the job trained none."""
@@ -307,7 +320,9 @@ def edition_of(report: Report, edition: Edition) -> Report:
     # Airflow's key of a run contains its start time. Start and end time together would reveal the
     # size of the data.
     created = shown_day(report.created, report.settings)
-    return replace(shown, run_key=report.shown_run, created=created, models=models)
+    settings = {**report.settings, **dict.fromkeys(report.private_paths, "withheld")}
+    shown = replace(shown, settings=settings, models=models)
+    return replace(shown, run_key=report.shown_run, created=created)
 
 
 def shown_day(created: str, settings: Mapping[str, Any]) -> str:

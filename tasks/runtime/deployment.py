@@ -182,6 +182,15 @@ class Deployment:
         return self.home / "logs"
 
 
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    part = file.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(text)
+    part.replace(file)
+
+
 def sqlite_url(file: Path) -> str:
     """Return the SQLAlchemy URL of a SQLite file; characters that a URL reserves are encoded."""
     from sqlalchemy.engine import URL

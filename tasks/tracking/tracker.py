@@ -27,6 +27,9 @@ _OF_MODEL = re.compile(
     r"(epsilon|delta)(/.*)?|f1|accuracy|(mlm_accuracy|perplexity)_(public|private|development)|exposure"
 )
 
+# Fields of a spec that are no parameters: other steps and their sources, and settings of the run.
+_NOT_SHOWN = {"settings", "results", "points", "charged", "reads", "private_paths"}
+
 
 class Tracker:
     """A step's runs in MLflow. Every call returns at once, even if MLflow is unreachable.
@@ -77,10 +80,9 @@ class Tracker:
         """
         model = bool(self._identity.model)
         events: list[event_log.Event] = []
-        settings = spec.model_dump(
-            mode="json", exclude={"settings", "results", "points", "charged"}
-        )
-        events += self._params(_flat(settings))
+        private = {source.uri for source in spec.sources if not source.public}
+        settings = _flat(spec.model_dump(mode="json", exclude=_NOT_SHOWN))
+        events += self._params({n: value for n, value in settings.items() if value not in private})
         events += self._params(spec.run_settings, "parent")
         if model:
             events += self._params(spec.coordinates, "model")

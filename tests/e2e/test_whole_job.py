@@ -329,8 +329,9 @@ def test_registered_model_contains_only_the_files_of_the_model(finished, tmp_pat
     assert copied == {name: (output / name).read_bytes() for name in copied}
 
 
-def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(finished, tmp_path):
+def test_public_experiment_contains_no_private_label_path_or_time_of_day(finished, tmp_path):
     """Only the entity type named in the settings is scored, and only for the operator."""
+    hidden = (TYPE, "notes.jsonl", "train.tsv", "test.tsv")
     client = MlflowClient(finished.deployment.tracking)
     named = [
         any("f1/problem" in run.data.metrics for run in _runs(finished, experiment))
@@ -339,9 +340,9 @@ def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(fin
     assert named == [False, True]
     for run in _runs(finished, "confide"):
         for file in _downloaded(client, run.info.run_id, tmp_path / run.info.run_id):
-            assert _secrets_in((TYPE,), _content(file)) == [], file.name
+            assert _secrets_in(hidden, _content(file)) == [], file.name
         published = json.dumps([run.data.params, run.data.tags, run.info.run_name])
-        assert _secrets_in((TYPE, finished.started), published.encode()) == []
+        assert _secrets_in((*hidden, finished.started), published.encode()) == []
     page = (finished.output("report") / "report" / "report.html").read_text()
     assert TYPE not in page
     assert finished.result("report").facts["created"] not in page

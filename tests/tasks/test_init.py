@@ -153,3 +153,16 @@ def test_a_wrong_column_is_refused_before_anything_is_reserved(confide, tmp_path
         line = confide.refused("run", *settings)
         assert line.startswith("confide: private_columns: ") and what in line, line
         assert confide.json("ledger", "history", "notes") == before
+
+
+def test_written_settings_replace_no_other_file(confide, tmp_path):
+    notes, out = write(tmp_path / "notes.csv"), tmp_path / "settings.json"
+    for words in (["init", notes, "--out"], ["advise", "--epsilon", 8, "--write"]):
+        assert "it holds no settings" in confide.refused(*words, notes, "--units", 100)
+    assert SECRET in notes.read_text()
+    out.touch()
+    confide.json("init", notes, "--units", 100, "--out", out)
+    (tmp_path / "earlier.json").hardlink_to(out)
+    confide.json("init", notes, "--units", 200, "--out", out)
+    # the earlier file is never cut off, so a full disk leaves it whole
+    assert json.loads((tmp_path / "earlier.json").read_text())["declared_units"] == 100

@@ -140,12 +140,6 @@ def test_demo_checks_paths_only_with_the_process_launcher(confide, monkeypatch, 
     assert ("no such file or folder" in err) is (not starts)
 
 
-@pytest.mark.parametrize("path", ["~nosuch/x", "a\0b"])
-def test_invalid_path_is_refused_in_one_line(confide, path):
-    err = confide.refused("ledger", "cost", "--set", f"public_model={path}")
-    assert err == f"confide: public_model: cannot be a path: {path!r}\n"
-
-
 def test_causal_model_needs_no_labels(confide, steps):
     paths = {"entities_train": "/nonexist", "entities_test": "/nonexist"}
     given = set_options(entities_format="i2b2", **paths)

@@ -10,7 +10,9 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from dp_core.config.data import CanaryConfig
 from dp_core.labels import Dp, Label, Operator, Public
+from tasks.protocol.job import job_steps
 from tasks.protocol.messages import MetricRecord, StepResult
+from tasks.protocol.settings import JobSettings
 from tasks.protocol.specs import CanariesSpec
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
@@ -19,6 +21,7 @@ from tasks.tracking.event_log import (
     AttemptEnded,
     Begun,
     ChargedDataset,
+    Event,
     EventLog,
     Identity,
     LoggedArtifact,
@@ -440,3 +443,17 @@ def test_run_of_a_model_shows_the_numbers_that_compare_models(tracked, tmp_path)
     tracker.record(spec, Store(f"file://{tmp_path}", tmp_path), result, done_before=False)
     tracker.end("FINISHED", also=("model",))
     assert set(_runs(tracked, PUBLIC)["σ=1 · B=2"].data.metrics) == set(names)
+
+
+def test_paths_of_private_text_are_no_parameters(tracked, tmp_path, monkeypatch):
+    private = {"private_format": "jsonl", "private_path": "/ward/n", "private_dataset": "ward"}
+    steps = job_steps(JobSettings(**private, public_format="text", public_path="/wiki"))
+    events, tracker = list[Event](), Tracker(tracked, PRIVATE)
+    monkeypatch.setattr(tracker, "_add", lambda *more: events.extend(more))
+    result = Mock(facts={"artifacts": {}}, releases=[], metrics=[])
+    for task in ("budget", "private_corpus", "public_corpus"):
+        spec = steps[task]
+        tracker.record(spec, Store(f"file://{tmp_path}", tmp_path), result, done_before=False)
+    shown = [event.value for event in events if isinstance(event, Param)]
+    shown += map(str, steps["report"].run_settings.values())
+    assert "/wiki" in shown and not any("/ward" in value for value in shown)

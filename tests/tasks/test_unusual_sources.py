@@ -104,6 +104,9 @@ def test_irregular_source_path_is_refused(tmp_path, run, path):
         stage_source(str(tmp_path / path), tmp_path / "staged", field="public_model")
     with pytest.raises(BadInput):
         keyed_digest(tmp_path / path, b"key")
+    for missing in (path, f"{path}\0"):
+        name, reason = missing_file(JobSettings(public_model=str(tmp_path / missing)))
+        assert name == "public_model" and reason.startswith(("no such", "neither a file nor"))
 
 
 def test_notes_that_are_not_utf8_are_counted_for_the_operator(tmp_path, deployment, run):
@@ -140,17 +143,6 @@ def test_digest_refuses_links_that_readers_refuse(tmp_path):
 def test_spec_at_an_invalid_path_is_refused(uri):
     with pytest.raises(BadInput, match="cannot read the spec"):
         read_spec(uri)
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [("pipe", "neither a file nor a folder"), ("a\0b", "no such"), ("x" * 300, "no such")],
-)
-def test_missing_source_is_found_before_a_run_registers(tmp_path, path, reason):
-    os.mkfifo(tmp_path / "pipe")
-    missing = missing_file(JobSettings(public_model=str(tmp_path / path)))
-    assert missing[0] == "public_model"
-    assert missing[1].startswith(reason)
 
 
 def test_bucket_objects_with_impossible_file_names_are_refused(tmp_path, bucket):

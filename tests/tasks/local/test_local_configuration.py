@@ -125,15 +125,14 @@ def test_taken_port_is_not_chosen(taken, monkeypatch):
 
 
 def test_named_port_is_never_replaced(taken, monkeypatch):
-    monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", str(taken))
-    with pytest.raises(BadInput, match=f"port {taken} is taken"):
-        chosen()
-    monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", "99999")
-    with pytest.raises(BadInput, match="port 99999 is taken"):
-        chosen()
-    monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", "eighty")
-    with pytest.raises(BadInput, match="is not a port"):
-        chosen()
+    for port, fault in (
+        (str(taken), "is taken"),
+        ("99999", "is taken"),
+        ("eighty", "is not a port"),
+    ):
+        monkeypatch.setenv("CONFIDE_AIRFLOW_PORT", port)
+        with pytest.raises(BadInput, match=f"{port}.* {fault}"):
+            chosen()
 
 
 CHOOSE = """

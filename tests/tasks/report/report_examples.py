@@ -249,7 +249,6 @@ def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
         occurrences={f"{p} at {rate:g}": Operator(4065 * rate) for p in PATTERNS for rate in RATES},
         curves=_curves(),
         **FACTS,
-        repeat="./confide run dp_bert --set noise_multiplier=1.0",
         notes=("Both corpora and all entities were written by the project's own generator.",),
     )
     return replace(report, **fields)
@@ -307,7 +306,6 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> Report:
         ),
         is_sweep=True,
         models=tuple(_point(number, *settings) for number, settings in enumerate(grid)),
-        repeat="./confide run dp_sweep",
         notes=(
             "No point was selected by F1: the selection would not be covered by the guarantee.",
         ),

@@ -234,12 +234,20 @@ def test_publishable_edition_of_a_known_seed_shows_public_values_only():
     assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
 
+def test_publishable_edition_withholds_the_paths_of_private_text():
+    paths = {"private_path": "/ward/quorvath", "public_path": "/wiki"}
+    report = _bare(made_up=False, settings=paths, private_paths=("private_path",))
+    pages = [report_page(report, edition) for edition in (Edition.OPERATOR, Edition.PUBLISHABLE)]
+    shown = [page.html + json.dumps(dict(page.figures)) for page in pages]
+    assert ["quorvath" in text for text in shown] == [True, False]
+    assert all("/wiki" in text for text in shown)
+
+
 def test_markup_in_names_is_escaped():
     evil = "<img src=x onerror=alert(1)>&"
     report = _bare(
         private_dataset=evil,
         settings={evil: evil},
-        repeat=evil,
         notes=(evil,),
         statement=SimpleNamespace(paragraphs=[evil], data={"unit": "</pre>" + evil}),
     )
@@ -251,7 +259,7 @@ def test_markup_in_names_is_escaped():
 def test_page_of_a_job_without_comparison_ledger_or_curves_renders():
     empty = dict.fromkeys(("training", "vocabulary", "phrases", "notes"), ())
     statement = SimpleNamespace(paragraphs=["One sentence."], data={})
-    bare = _bare(ledger=None, repeat="", statement=statement, **empty)
+    bare = _bare(ledger=None, statement=statement, **empty)
     html = report_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html
     assert "No audit of a private model" in html
