@@ -37,7 +37,7 @@ from dp_core.audit.engine_audit import (
     white_box_scores,
 )
 from dp_core.audit.lower_bounds import BOUNDS, GuessOutcome, trade_off_refuted
-from dp_core.audit.one_run import Claim, Guesses, audit_claim
+from dp_core.audit.one_run import Claim, Guesses, audit_claim, planned_guesses
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 
@@ -55,15 +55,14 @@ def trained(kind: str, count: int, updates: int, rate: float) -> dict[str, Any]:
         coins = throw_coins(coins_of, dirac.count)
         seen = white_box_observations(dirac, plan, coins, training, micro_rows=1024)
         # Only the sum is used; the choice of the score was fixed before the training.
-        scores, inside = white_box_scores(plan, seen)[:1], round(0.02 * dirac.count)
+        scores = white_box_scores(plan, seen)[:1]
     else:
         tokens = NewTokenCanaries(count)
         plan = audited_plan(tokens.units, EPSILON, DELTA, sampling_rate=rate, steps=updates)
         coins = throw_coins(coins_of, tokens.count)
         scores = [black_box_scores(tokens, plan, coins, training, micro_rows=256)]
-        inside = round(0.04 * count)
     claim = Claim.of_event(plan.event(), plan.delta)
-    verdict = audit_claim(claim, scores, coins, Guesses(inside, 0), coins_of)
+    verdict = audit_claim(claim, scores, coins, planned_guesses(len(coins), EPSILON), coins_of)
     return {
         "kind": kind,
         "canaries": verdict.outcome.canaries,

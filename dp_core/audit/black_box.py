@@ -92,7 +92,9 @@ def open_model(folder: Path) -> Audited:
 
 
 def lines_of(file: Path, where: str) -> dict[int, str]:
-    """Return the lines of a file that are not blank, by their number in the file, from 1.
+    """Return the different lines of a file, without blank ones, by their first number, from 1.
+
+    A repeated line counts once, because its copies have one coin and one score.
 
     Raises:
         BadInput: the file holds no readable text. `where` names the setting; no text is quoted.
@@ -101,8 +103,10 @@ def lines_of(file: Path, where: str) -> dict[int, str]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise PrivateTextRefusal("no readable text", where=where) from None
-    lines = enumerate(map(str.strip, text.splitlines()), 1)
-    return {number: line for number, line in lines if line}
+    numbers: dict[str, int] = {}
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        numbers.setdefault(line, number)
+    return {number: line for line, number in numbers.items() if line}
 
 
 def audit_files(

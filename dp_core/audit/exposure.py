@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
 CONTEXTS_PER_CANARY = 8
-ALARM_RATE = 0.025  # probability that a model without memory seems to remember canaries
+ALARM_RATE = 0.025  # probability that the exposure of a model without memory is above chance
+CLEAR_RATE = 0.005  # probability that a model without memory is said to remember canaries
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
 
 
@@ -82,6 +83,7 @@ class ExposureRow:
     canary_rate: float  # probability that a unit carries one of them
     context: str  # alone | embedded | in rows
     expected_occurrences: float  # canary_rate × declared units: public, unlike the number realised
+    groups: int  # in this context
     canaries: int
     contexts_per_canary: int
     candidates: int  # |V|: number of tokens from which secrets are drawn and ranked
@@ -102,8 +104,8 @@ class ExposureRow:
 
     @property
     def remembers(self) -> bool:
-        """Whether the whole interval exceeds the null band of a model without memory."""
-        return self.low > self.null_high
+        """Whether chance gives any of the groups such an exposure in a share `CLEAR_RATE` only."""
+        return self.p_value * self.groups <= CLEAR_RATE
 
 
 @dataclass(frozen=True)
@@ -112,16 +114,19 @@ class ExposureSummary:
 
     mean: float  # by the mean rank over all canaries
     mean_null_high: float  # above it with a probability of `ALARM_RATE` / 2 at most without memory
-    largest: float
-    largest_null_high: float  # the same for the largest of the groups
-    largest_p_value: float  # P(the largest is this large | nothing remembered)
-    largest_group: str
-    remembers: bool  # whether some group's whole interval exceeds the null band
+    largest: ExposureRow  # the group with the smallest p-value
+    largest_null_high: float  # the same for the largest exposure
+    largest_p_value: float  # most that P(a group has so small a p-value | nothing remembered) is
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the largest exposure is clearly above chance; `CLEAR_RATE` without memory."""
+        return self.largest_p_value <= CLEAR_RATE
 
     @property
     def above_chance(self) -> bool:
         """Whether mean or largest exposure is above chance; `ALARM_RATE` without memory."""
-        return self.mean > self.mean_null_high or self.largest > self.largest_null_high
+        return self.mean > self.mean_null_high or self.largest.exposure > self.largest_null_high
 
 
 def measure(data: CanaryData) -> list[ExposureRow]:
@@ -222,6 +227,7 @@ def rows_from_ranks(
                 canary_rate=rate,
                 context=context,
                 expected_occurrences=rate * declared_units,
+                groups=len(groups),
                 canaries=group.size,
                 contexts_per_canary=ranks.shape[1],
                 candidates=candidates,
@@ -270,10 +276,17 @@ def interval(ranks: Floats, candidates: int) -> tuple[float, float, float]:
     return point, max(0.0, point - half), min(ceiling, point + half)
 
 
-def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureSummary:
+def summarise(
+    rows: Sequence[ExposureRow], context: str = EMBEDDED, models: int = 1
+) -> ExposureSummary:
     """Return the summary of one model's groups in one context.
 
-    The context must be chosen beforehand: the larger of two contexts would need a wider null.
+    Args:
+        rows: groups of the model.
+        context: must be chosen beforehand, because the larger of two would need a wider null.
+        models: number of models whose summaries are searched for memory. The rates then hold for
+            all of them together. They are divided by the number of models and groups, which are
+            not independent.
 
     Raises:
         ValueError: no row has this context.
@@ -285,17 +298,14 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
     total = sum(row.canaries for row in shown)
     # Convert bits back to mean ranks, so that the average is over canaries and not over groups.
     mean_rank = sum(row.canaries * candidates * 2.0**-row.exposure for row in shown) / total
-    largest = max(shown, key=lambda row: row.exposure)
-    smallest_group = min(row.canaries for row in shown)  # its null is the widest
-    null_largest = null_exposure(candidates, smallest_group).largest_of(len(shown))
+    largest, tests = min(shown, key=lambda row: (row.p_value, -row.exposure)), len(shown) * models
+    of_largest = null_exposure(candidates, largest.canaries)
     return ExposureSummary(
         mean=math.log2(candidates) - math.log2(mean_rank),
-        mean_null_high=null_exposure(candidates, total).exceeded_by(ALARM_RATE / 2),
-        largest=largest.exposure,
-        largest_null_high=null_largest.exceeded_by(ALARM_RATE / 2),
-        largest_p_value=null_largest.p_value(largest.exposure),
-        largest_group=f"{largest.pattern} at p = {largest.canary_rate:g}",
-        remembers=any(row.remembers for row in shown),
+        mean_null_high=null_exposure(candidates, total).exceeded_by(ALARM_RATE / 2 / models),
+        largest=largest,
+        largest_null_high=of_largest.exceeded_by(ALARM_RATE / 2 / tests),
+        largest_p_value=min(1.0, tests * largest.p_value),
     )
 
 
@@ -366,10 +376,6 @@ class NullExposure:
         if smaller == self.bits.size:
             return _RESOLUTION
         return max(float(self.at_least[self.bits.size - smaller - 1]), _RESOLUTION)
-
-    def largest_of(self, groups: int) -> NullExposure:
-        """Return the law of the largest of several independent exposures: 1 − (1 − P)^groups."""
-        return replace(self, at_least=1.0 - (1.0 - self.at_least) ** groups)
 
 
 @lru_cache(maxsize=32)
@@ -498,7 +504,7 @@ def exposure_finding(
     if not shown:
         return audit.not_run("The training rows contain no canary.", label)
     summary = summarise(rows, context)
-    largest = max(shown, key=lambda row: row.exposure)
+    largest = summary.largest
     count = sum(row.canaries for row in shown)
     if summary.remembers:
         result = "The model remembers canaries"
@@ -515,8 +521,8 @@ def exposure_finding(
         ceiling_of=f"log2 of {largest.candidates} candidates, if every secret is ranked first."
         " The claim does not bound the exposure of canaries that many units contain",
         power=f"{count} canaries in {len(shown)} groups, expected up to"
-        f" {max(row.expected_occurrences for row in shown):,.0f} times in the text; a group"
-        f" whose interval lies above {largest.null_high:.2f} bits counts as remembered",
+        f" {max(row.expected_occurrences for row in shown):,.0f} times in the text; a group that"
+        f" chance explains in {100 * CLEAR_RATE:g}% of models counts as remembered",
         null_control=NullDistribution(
             of=f"the largest of {len(shown)} groups if the rank of every secret is uniform",
             low=0.0,
@@ -525,14 +531,15 @@ def exposure_finding(
             p_value=summary.largest_p_value,
         ),
         verdict="consistent" if not summary.above_chance else "inconclusive",
-        finding=f"{result}: at most {largest.exposure:.2f} bits ({summary.largest_group}),"
+        finding=f"{result}: at most {largest.exposure:.2f} bits"
+        f" ({largest.pattern} at p = {largest.canary_rate:g}),"
         f" {summary.mean:.2f} on average. Without memory they are below"
         f" {summary.largest_null_high:.2f} and {summary.mean_null_high:.2f} in 97.5% of cases.",
         label=label,
         rows=tuple(map(asdict, rows)),
         metrics={
             audit.key: summary.mean,
-            f"{audit.key}_largest": summary.largest,
+            f"{audit.key}_largest": largest.exposure,
             **{
                 f"exposure/{row.context}/{row.pattern} at {row.canary_rate:g}": row.exposure
                 for row in rows

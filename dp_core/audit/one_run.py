@@ -38,7 +38,7 @@ from dp_core.audit.lower_bounds import (
     trade_off_p_value,
     trade_off_refuted,
 )
-from dp_core.audit.protocol import Audit, Finding, NullDistribution
+from dp_core.audit.protocol import Audit, Finding, NullDistribution, Verdict
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label
@@ -158,15 +158,16 @@ class AuditVerdict:
     Attributes:
         claim: the audited claim.
         outcome: the guesses, whose number was fixed beforehand, and how many were right.
+        allowed: largest number of right guesses that does not contradict the claim.
         lower_bounds: lower bounds on ε at `CONFIDENCE`, by the name of the bound.
         power: the largest ε that this audit could have refuted, by the name of the bound.
-        p_value: the largest probability of as many right guesses under the claim, which is
-            contradicted from `SIGNIFICANCE` downwards.
+        p_value: the largest probability of as many right guesses under the claim.
         null_alarms: number of null controls that alarm, of `NULL_REPEATS`.
     """
 
     claim: Claim
     outcome: GuessOutcome
+    allowed: int
     lower_bounds: dict[str, float]
     power: dict[str, float]
     p_value: float
@@ -178,16 +179,13 @@ class AuditVerdict:
         return float(stats.binom.sf(self.null_alarms - 1, NULL_REPEATS, SIGNIFICANCE)) > 1e-6
 
     @property
-    def contradicted(self) -> bool:
-        """Whether the claim is refuted and the null control is sound."""
-        return self.sound and self.p_value <= SIGNIFICANCE
-
-    @property
-    def word(self) -> str:
-        """`consistent`, `contradicted`, or `invalid` if the null control is not sound."""
+    def word(self) -> Verdict:
+        """`invalid` without a sound null control; `inconclusive` if nothing could contradict."""
         if not self.sound:
             return "invalid"
-        return "contradicted" if self.contradicted else "consistent"
+        if self.outcome.right > self.allowed:
+            return "contradicted"
+        return "consistent" if self.allowed < self.outcome.guesses else "inconclusive"
 
 
 def audit_claim(
@@ -211,11 +209,13 @@ def audit_claim(
     best = int(np.argmax([outcome.right for outcome in outcomes]))  # smallest p-value
     outcome = outcomes[best]
     each = 1 - (1 - CONFIDENCE) / ways
-    # This test decides the verdict. The p-value is rounded up, but not above the significance.
-    most = SIGNIFICANCE if trade_off_refuted(outcome, claim.trade_off, SIGNIFICANCE / ways) else 1.0
+    allowed = most_right(claim, m, guesses.total, SIGNIFICANCE / ways)
+    # The p-value is rounded up, but not above the significance of a contradiction.
+    most = SIGNIFICANCE if outcome.right > allowed else 1.0
     return AuditVerdict(
         claim,
         outcome,
+        allowed,
         lower_bounds={b.name: b.epsilon(outcome, claim.delta, each) for b in BOUNDS},
         power={b.name: b.power(m, guesses.total, claim.delta, each) for b in BOUNDS},
         p_value=min(most, ways * trade_off_p_value(outcome, claim.trade_off)),
@@ -237,13 +237,13 @@ def planned_guesses(canaries: int, epsilon: float) -> Guesses:
     return Guesses(int(min(max(2 * math.ceil(needed), least), most)), 0)
 
 
-def most_right(claim: Claim, canaries: int, guesses: int) -> int:
+def most_right(claim: Claim, canaries: int, guesses: int, significance: float) -> int:
     """Return the largest number of right guesses that does not contradict the claim."""
     low, high = guesses // 2, guesses  # half of them are right by chance
     while low < high:
         middle = (low + high + 1) // 2
         outcome = GuessOutcome(canaries, guesses, middle)
-        if trade_off_refuted(outcome, claim.trade_off, SIGNIFICANCE):
+        if trade_off_refuted(outcome, claim.trade_off, significance):
             high = middle - 1
         else:
             low = middle
@@ -268,33 +268,29 @@ def bound_finding(audit: Audit, verdict: AuditVerdict, label: Label) -> Finding:
     def at(right: int, confidence: float = sure) -> float:
         return bound.epsilon(GuessOutcome(m, r, right), claim.delta, confidence)
 
-    allowed, low, power = most_right(claim, m, r), at(v), at(r)
-    ceiling: float | None = at(allowed)
-    if verdict.contradicted:  # the bound must exceed the ceiling
-        ceiling = min(at(allowed), low - 1e-6)
+    word, allowed, low, power = verdict.word, verdict.allowed, at(v), at(r)
+    ceiling = at(allowed)
+    if word == "contradicted":  # the bound must exceed the ceiling
+        ceiling = min(ceiling, low - 1e-6)
     by_chance = int(stats.binom.isf(SIGNIFICANCE, r, 0.5))
     value = at(v, CONFIDENCE)
     said = f"{v} of {r} guesses were right: ε is at least {value:.2f}"
     could = f"{m} canaries, {r} guesses fixed beforehand: "
-    if not verdict.sound:
-        word, ceiling = "invalid", None
-        finding = f"Invalid: {verdict.null_alarms} of {NULL_REPEATS} null controls alarm."
-    elif verdict.contradicted:
-        word = "contradicted"
-        finding = f"{said}; more than {allowed} contradict ε = {claim.epsilon:.2f}."
-    elif allowed == r:
-        word, finding = "inconclusive", f"{said}; so few guesses could contradict no such claim."
-    else:
-        word, finding = "consistent", f"{said}; more than {allowed} would have contradicted."
+    findings = {
+        "invalid": f"Invalid: {verdict.null_alarms} of {NULL_REPEATS} null controls alarm.",
+        "contradicted": f"{said}; more than {allowed} contradict ε = {claim.epsilon:.2f}.",
+        "inconclusive": f"{said}; so few guesses could contradict no such claim.",
+        "consistent": f"{said}; more than {allowed} would have contradicted.",
+    }
     return audit.finding(
         level="canary",
         value=value,
         interval=(low, max(power, value)),
         confidence=sure,
-        ceiling=ceiling,
+        ceiling=ceiling if verdict.sound else None,
         ceiling_of=f"the largest bound that does not contradict ε = {claim.epsilon:.4g} at δ ="
         f" {claim.delta:g}, the claim"
-        if ceiling is not None
+        if verdict.sound
         else "",
         power=could
         + (
@@ -312,7 +308,7 @@ def bound_finding(audit: Audit, verdict: AuditVerdict, label: Label) -> Finding:
         ),
         bounds_claim=True,
         verdict=word,
-        finding=finding,
+        finding=findings[word],
         label=label,
         metrics={
             "audit/epsilon_lower_bound": verdict.lower_bounds[bound.name],

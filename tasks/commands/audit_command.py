@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # imports that cost seconds, and options are checked first
     from dp_core.audit.protocol import AuditRecord
 
 _FILE = click.Path(path_type=Path)
-_SHARE = {"white-box": 0.02, "black-box": 0.04}  # of the canaries that are guessed to be in
 
 
 @click.command()
@@ -164,7 +163,7 @@ def audit_engine(
         )
     from dp_core.audit import engine_audit
     from dp_core.audit.canaries import throw_coins
-    from dp_core.audit.one_run import Claim, Guesses, audit_claim
+    from dp_core.audit.one_run import Claim, audit_claim, planned_guesses
     from dp_core.privacy.seed_store import PrivacySeed
 
     def audited(kind: str, canaries: Any) -> AuditVerdict:
@@ -178,9 +177,8 @@ def audit_engine(
             scores = engine_audit.white_box_scores(plan, seen)
         else:
             scores = [engine_audit.black_box_scores(canaries, plan, coins, training)]
-        guesses = Guesses(max(1, round(_SHARE[kind] * canaries.count)), 0)
         claim = Claim.of_event(plan.event(), plan.delta)
-        return audit_claim(claim, scores, coins, guesses, coins_of)
+        return audit_claim(claim, scores, coins, planned_guesses(canaries.count, epsilon), coins_of)
 
     verdicts: dict[str, AuditVerdict] = {}
     if white_box_canaries:
@@ -192,7 +190,7 @@ def audit_engine(
     answer = {kind: _figures(verdict) for kind, verdict in verdicts.items()}
     output.write_answer(answer, lambda: _show_engine(verdicts))
     for kind, verdict in verdicts.items():
-        if verdict.word != "consistent":
+        if verdict.word in ("contradicted", "invalid"):
             raise ConfideError(
                 f"{verdict.outcome.right} of {verdict.outcome.guesses} guesses were right: the "
                 f"claim of ε = {verdict.claim.epsilon:.4g} is {verdict.word}, p = "

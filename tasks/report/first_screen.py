@@ -199,12 +199,15 @@ def _memory(report: Report) -> tuple[Tone, str, Answer]:
     The absence of memory is evidence only if the canaries can be learned at all. The tone is
     therefore open unless a model without privacy remembers them.
     """
-    audits = [exposures for row in _private(report) for exposures in row.audits]
+    # Settings that differ in fine-tuning alone share their trainings.
+    audits = [*dict.fromkeys(exposures for row in _private(report) for exposures in row.audits)]
     if not audits:
         headline = "No audit of a private model"
         return "open", headline, Answer("Remembered", "Memory was not measured.", Label.PUBLIC)
-    summaries = [summarise(exposures.rows) for exposures in audits]
-    summary = max(summaries, key=lambda summary: summary.largest)
+    summaries = [summarise(exposures.rows, models=len(audits)) for exposures in audits]
+    summary = min(
+        summaries, key=lambda summary: (summary.largest_p_value, -summary.largest.exposure)
+    )
     remembering = sum(summary.remembers for summary in summaries)
     control = _control(report)
     labels = {exposures.label for exposures in audits}

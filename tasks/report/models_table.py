@@ -197,7 +197,7 @@ def _exposure_cells(trainings: Sequence[Exposures] | Withheld) -> tuple[Cell, Ce
     alarm = any(s.remembers and s.mean > s.mean_null_high for s in summaries)
     return (
         bits(mean, label, alarm=alarm),
-        bits(max(s.largest for s in summaries), label, alarm=remembers),
+        bits(max(s.largest.exposure for s in summaries), label, alarm=remembers),
     )
 
 
@@ -237,8 +237,6 @@ def _spread_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
         yield column("SD over seeds", "seed_deviation")
     if any(spread.folds > 1 for spread in known):
         yield column("SD over folds", "fold_deviation")
-    if any(isinstance(point.best_three, Labelled) for point in points):
-        yield Header(short, "three best seeds, %"), lambda point: percentage(point.best_three)
 
 
 def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
@@ -250,10 +248,8 @@ def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
     if measure.by_token:
         return (words["spread_by_token"].format(measure=measure, most=most),)
     source = words["mean_score" if most.replicates > 1 else "one_score"].format(most=most)
-    drawn = " and seeds" if most.seeds > 1 else ""
-    note = words["spread"].format(measure=measure, source=source, drawn=drawn)
-    best = any(point.best_three is not None for point in points)
-    return (note, words["best_three"]) if best else (note,)
+    over_seeds = ", with Student's t over seeds" if most.seeds > 1 else ""
+    return (words["spread"].format(measure=measure, source=source, over_seeds=over_seeds),)
 
 
 def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
@@ -371,7 +367,9 @@ def _numbers(row: ModelRow) -> Iterator[MetricRecord]:
         summaries = [summarise(exposures.rows) for exposures in row.audits]
         mean = math.fsum(summary.mean for summary in summaries) / len(summaries)
         yield _record("exposure", label(mean))
-        yield _record("exposure_largest", label(max(summary.largest for summary in summaries)))
+        yield _record(
+            "exposure_largest", label(max(summary.largest.exposure for summary in summaries))
+        )
 
 
 def _ends_of_interval(row: ModelRow) -> Iterator[tuple[str, Labelled]]:

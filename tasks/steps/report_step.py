@@ -144,4 +144,4 @@ def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
         label = Operator if exposures.label is Label.OPERATOR else Dp
         summary = summarise(exposures.rows)
         yield "exposure", label(summary.mean)
-        yield "exposure_largest", label(summary.largest)
+        yield "exposure_largest", label(summary.largest.exposure)

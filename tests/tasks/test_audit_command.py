@@ -74,6 +74,14 @@ def test_exposure_is_high_for_a_memorised_secret_and_low_for_another(confide, st
         assert record["label"] == "operator"
 
 
+def test_repeated_lines_count_once(confide, stranger, texts, tmp_path):
+    canaries = lines_in(tmp_path, "her number is [[known3]]", "is [[other3]] her number")
+    once = confide.json("audit", stranger, *texts, "--canaries", canaries)
+    for file in map(Path, (*texts[1::2], canaries)):
+        file.write_text(f"{file.read_text()}\n" * 3)
+    assert confide.json("audit", stranger, *texts, "--canaries", canaries) == once
+
+
 def test_model_whose_tokenizer_cannot_be_reproduced_is_refused(confide, stranger, texts):
     (stranger / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
     code, _, err = confide("audit", stranger, *texts)

@@ -22,10 +22,13 @@ from dp_core.audit.canaries import (
 from dp_core.audit.exposure import (
     ALARM_RATE,
     ALONE,
+    CLEAR_RATE,
     EMBEDDED,
+    EXPOSURE,
     IN_ROWS,
     CanaryData,
     ExposureRow,
+    exposure_finding,
     in_rows,
     interval,
     measure,
@@ -139,13 +142,12 @@ def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not():
     assert learned.rank_exposure_ceiling == pytest.approx(math.log2(33))
     summary = summarise(rows)
     assert summary.remembers
-    assert summary.largest == learned.exposure
-    assert summary.largest_group == "HSH at p = 0.1"
+    assert summary.largest == learned
     assert summary.largest_null_high > rows[-1].null_high  # maximum of two groups
 
 
 def test_models_without_memory_are_hardly_ever_accused():
-    """The false alarm rate for a group of four is 0.06%: 1.8 of 3,000 are expected."""
+    """15 of 3,000 are expected."""
     accused, above_band, trials = 0, 0, 3000
     coins = np.random.default_rng(5)
     planted = _draw(4, 0.1, 1)
@@ -153,7 +155,7 @@ def test_models_without_memory_are_hardly_ever_accused():
         (row,) = _rows(planted, coins.integers(1, V + 1, (4, 1)))
         accused += row.remembers
         above_band += row.exposure > row.null_high
-    assert accused <= 8
+    assert accused == pytest.approx(CLEAR_RATE * trials, abs=19)  # five standard deviations
     assert 0.015 < above_band / trials < 0.035
 
 
@@ -167,10 +169,27 @@ def test_mean_and_largest_exposure_together_alarm_at_the_stated_rate():
     assert alarms == pytest.approx(ALARM_RATE * trials, abs=35)  # five standard deviations
 
 
-def test_p_value_of_the_largest_exposure_is_valid_for_the_smallest_group():
+def test_groups_of_different_sizes_are_compared_by_their_p_values():
+    """A single canary has the largest exposure by chance; the other group is remembered."""
     planted = [*_draw(1, 0.1, 1), *_draw(4, 0.2, 2)]
-    summary = summarise(_rows(planted, [[500.0], *[[100.0]] * 4]), ALONE)
-    assert summary.largest_p_value == pytest.approx(1 - 0.9**2)  # P(a rank of at most 100) = 0.1
+    rows = _rows(planted, [[3.0], *[[10.0]] * 4], context=EMBEDDED)
+    assert [row.remembers for row in rows] == [False, True]  # the first: 2·3/1,000
+    summary = summarise(rows)
+    assert summary.largest == rows[1]
+    assert summary.largest_p_value == pytest.approx(2 * rows[1].p_value, rel=1e-6)
+    finding = exposure_finding(EXPOSURE, rows, EMBEDDED, Label.DP)
+    assert finding.verdict == "inconclusive" and "remembers canaries" in finding.finding
+
+
+def test_first_ranks_are_memory_and_more_models_need_more_exposure():
+    assert all(_rows(_draw(n, 0.1, 1), np.ones((n, 1)))[0].remembers for n in (1, 2, 4))
+    rows = _rows(_draw(4, 0.1, 1), [[55.0]] * 4, context=EMBEDDED)
+    one, many = summarise(rows), summarise(rows, models=100)
+    assert one.remembers and not many.remembers and one.mean == many.mean
+    assert many.largest_p_value == pytest.approx(100 * one.largest_p_value, rel=0.1)
+    assert (
+        many.mean_null_high > one.mean_null_high and many.largest_null_high > one.largest_null_high
+    )
 
 
 @pytest.mark.statistical
@@ -307,11 +326,9 @@ def test_a_canarys_contexts_do_not_depend_on_the_others_but_do_on_the_seed():
 # --- the null, against brute force, simulation and closed forms
 
 
-def _largest_exposures(candidates: int, canaries: int, groups: int) -> list[float]:
+def _exposures(candidates: int, canaries: int) -> list[float]:
     ranks = itertools.product(range(1, candidates + 1), repeat=canaries)
-    means = [sum(r) / canaries for r in ranks]
-    smallest = [min(of_groups) for of_groups in itertools.product(means, repeat=groups)]
-    return [math.log2(candidates) - math.log2(mean) for mean in smallest]
+    return [math.log2(candidates) - math.log2(sum(r) / canaries) for r in ranks]
 
 
 def _rank_exposures(references: int, canaries: int) -> list[float]:
@@ -326,10 +343,7 @@ def _rank_exposures(references: int, canaries: int) -> list[float]:
 @pytest.mark.parametrize(
     ("make_law", "enumerated"),
     [
-        *(
-            (partial(null_exposure(v, n).largest_of, groups), _largest_exposures(v, n, groups))
-            for v, n, groups in ((7, 1, 1), (7, 2, 1), (5, 4, 1), (6, 1, 3))
-        ),
+        *((partial(null_exposure, v, n), _exposures(v, n)) for v, n in ((7, 1), (7, 2), (5, 4))),
         *(
             (partial(null_rank_exposure, references, n), _rank_exposures(references, n))
             for references, n in ((0, 2), (3, 1), (4, 2), (2, 4), (5, 3))

@@ -88,7 +88,7 @@ def test_first_screen_of_a_sweep_counts_settings_and_states_ranges():
     assert "F1 of 66.0% – 74.0%. Control “public”: 69.0%." in sentences["Useful"]
     large = sum(row.spread is not None and row.spread.interval[0] > 0.69 for row in rows)
     assert f"in {large} of 18 settings" in sentences["Useful"]
-    assert sentences["Remembered"].startswith("0 of 36 private models remember canaries.")
+    assert sentences["Remembered"].startswith("0 of 19 private models remember canaries.")
     assert sentences["Audited"] == "The claimed ε was not audited: a sweep has no audit."
 
 
