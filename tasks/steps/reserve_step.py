@@ -8,19 +8,21 @@ charged").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dp_core.data.corpus import documents_of
+from dp_core.data.corpus import Document, documents_of
+from dp_core.data.hashing import given_id
+from dp_core.data.labelled_text import LabelledItem
 from dp_core.data.privacy_units import refuse_more_than_declared, units_of
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import FinetuneSpec, PretrainSpec, ReserveSpec
 from tasks.releases.charge import register_plans
 from tasks.releases.provenance import corpus_at, output_of, private_units
 from tasks.results import Input
-from tasks.steps.entities_step import refuse_unlearnable
+from tasks.steps.entities_step import read_items, refuse_unlearnable
 
 
 def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
@@ -29,16 +31,18 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
     Raises:
         BadInput: a model cannot start from its checkpoint.
         BudgetExceeded: the run does not fit.
-        PrivateTextRefusal: the corpus has more units than declared, or units without a name; or
-            private labels cannot be learned.
+        PrivateTextRefusal: the corpus has more units than declared, or texts without a name of
+            their unit; or private labels cannot be learned.
     """
     _refuse_checkpoints(spec, context)
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
     if spec.entities_uri:
         entities = output_of(context, spec.entities_uri, "entities")
-        for charged in spec.charged:
-            if isinstance(charged, FinetuneSpec) and charged.plan:
-                private_units(entities).refuse_nameless(PrivacyUnit(charged.plan.unit))
+        units = {s.plan.unit for s in spec.charged if isinstance(s, FinetuneSpec) and s.plan}
+        for unit in map(PrivacyUnit, units):
+            private_units(entities).refuse_nameless(unit)
+            items = read_items(entities.folder, "train", entities.facts["head"])
+            _refuse_partly_named(unit, items, "entities_unit")
         if spec.learned is not None:
             refuse_unlearnable(spec.learned, entities)
     entries = register_plans(context, spec.charged)
@@ -88,6 +92,34 @@ def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> Non
     unit = PrivacyUnit(spec.units.unit)
     private_units(corpus).refuse_nameless(unit)
     context.refuse_altered(corpus)
-    documents = documents_of(context.shards(corpus))
-    for units, _ in enumerate(units_of(documents, unit, spec.units.words_per_unit), 1):
-        refuse_more_than_declared(units, spec.units.declared_units)
+    units = units_of(documents_of(context.shards(corpus)), unit, spec.units.words_per_unit)
+
+    def texts() -> Iterator[Document]:
+        for number, each in enumerate(units, 1):
+            refuse_more_than_declared(number, spec.units.declared_units)
+            yield from each.documents
+
+    _refuse_partly_named(unit, texts(), "unit")
+
+
+def _refuse_partly_named(
+    unit: PrivacyUnit, texts: Iterable[Document | LabelledItem], where: str
+) -> None:
+    """Refuse to protect documents of which a part of the text may lack an id.
+
+    A text without an id is a document by itself, and documents of two patients differ even with one
+    id. So one document would be several units if only some of its texts had both ids.
+
+    Args:
+        unit: the protected unit.
+        texts: all texts; all of them are read.
+        where: the setting of the unit.
+
+    Raises:
+        PrivateTextRefusal: the unit is the document, and texts with and without an id are mixed.
+    """
+    given = {(bool(given_id(text.document_id)), bool(text.patient_id)) for text in texts}
+    if unit is PrivacyUnit.DOCUMENT and len(given) > 1 and any(document for document, _ in given):
+        what = "some texts have the id of a document or patient, and others lack it"
+        fix = "Give all texts the same ids (in a folder of texts: a subfolder for each patient)."
+        raise PrivateTextRefusal(what, where=where, fix=fix)
