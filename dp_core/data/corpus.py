@@ -19,11 +19,12 @@ import os
 import re
 import tempfile
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -36,7 +37,10 @@ from dp_core.data.hashing import digest64, document_name, with_copies_numbered
 from dp_core.data.readers.sources import UNREADABLE
 from dp_core.errors import BadInput, PrivateTextRefusal
 
+Item = TypeVar("Item")
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
+_ROUNDED = re.compile(r"-?[0-9]+(?:[.,][0-9]+)?[eE]\+[0-9]+")
+_MISSING = frozenset(("NULL", "null", "\\N", "None", "nan", "NaN", "NaT", "<NA>", "NA", "N/A"))
 _EXACT = 2**53  # below this limit every float represents a single integer
 
 
@@ -44,8 +48,9 @@ def normalised_id(value: object) -> str:
     """Return the canonical form of a patient, document or admission id; empty for a missing id.
 
     Every reader normalises its ids with this function, so that all spellings of a patient's id in
-    a table or export are one privacy unit. Surrounding white space is removed, characters are in
-    Unicode's normal form C (Unicode Standard Annex #15), and a whole number has no decimal point,
+    a table or export are one privacy unit. Characters are in Unicode's normal form KC (Unicode
+    Standard Annex #15), in which wide digits are digits. Invisible characters of format, as copied
+    text contains, and surrounding white space are removed. A whole number has no decimal point,
     since tables that were once read as floats contain `7.0`. So `7`, `7.0`, "7", "7.0" and " 7 "
     are the same id. "07" is another id, because leading zeros can be part of a number on paper.
     Upper and lower case are kept.
@@ -60,9 +65,27 @@ def normalised_id(value: object) -> str:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("not an id")
-    text = unicodedata.normalize("NFC", str(value).strip())
+    text = str(value)
+    if not text.isascii():
+        visible = "".join(c for c in text if unicodedata.category(c) != "Cf")
+        text = unicodedata.normalize("NFKC", visible)
+    text = text.strip()
     whole = _WHOLE.fullmatch(text)
     return whole[1] if whole else text
+
+
+def id_in_cell(value: object) -> str:
+    """Return the canonical form of an id in a table; empty for a missing id.
+
+    A mark of missing values, as databases, pandas and R write them, is no id: all patients without
+    one would be one unit. Nor is a number in scientific notation (1.23457E+11), of which a
+    spreadsheet has kept six digits: it can be the id of many patients.
+
+    Raises:
+        ValueError: as `normalised_id`.
+    """
+    text = normalised_id(value)
+    return "" if text in _MISSING or _ROUNDED.fullmatch(text) else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +175,8 @@ def write_corpus(documents: Iterable[Document], folder: Path, shards: int = SHAR
         old.unlink()
     with _scratch(folder) as scratch:
         rows = _Rows(scratch, shards)
-        for table in _tables(documents):
-            rows.add(table)
+        for block in grouped_by_size(documents, lambda d: len(d.text) + 256, _TOGETHER):
+            rows.add(_table(block))
         while rows.text > shards * SHARD_TEXT:
             shards *= 2
         digests = _write_shards(rows, folder, shards)
@@ -295,21 +318,23 @@ def _scratch(folder: Path) -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _tables(documents: Iterable[Document]) -> Iterator[pa.Table]:
-    """Yield the documents, in order, as tables of `_SCRATCH` of a few megabytes each."""
-    waiting: list[Document] = []
-    size = 0
-    for document in documents:
-        waiting.append(document)
-        size += len(document.text) + 256
-        if size > _TOGETHER:
-            yield _table(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield _table(waiting)
+def grouped_by_size(
+    items: Iterable[Item], size_of: Callable[[Item], int], limit: int
+) -> Iterator[list[Item]]:
+    """Yield the items, in order, in lists whose sizes add up to about the limit."""
+    total = 0
+
+    def block_of(item: Item) -> int:
+        nonlocal total
+        total += size_of(item)
+        return total // limit
+
+    for _, block in itertools.groupby(items, key=block_of):
+        yield list(block)
 
 
 def _table(documents: Sequence[Document]) -> pa.Table:
+    """Return documents as a table of `_SCRATCH`."""
     rows = [
         (
             d.patient_id,
@@ -327,11 +352,9 @@ def _table(documents: Sequence[Document]) -> pa.Table:
 
 
 def _range_numbers(table: pa.Table, ranges: int) -> NDArray[np.int64]:
-    """Return each row's range number, hash · ranges / 2^64, among ranges of equal size."""
-    hashes = table["hash"].to_numpy()
-    high, low = hashes >> np.uint64(32), hashes & np.uint64(0xFFFFFFFF)
-    many = np.uint64(ranges)  # below 2^32, so that nothing overflows
-    numbers: NDArray[np.uint64] = (high * many + (low * many >> 32)) >> 32
+    """Return each row's range number among ranges of equal size: by the hash's first 32 bits."""
+    high = table["hash"].to_numpy() >> np.uint64(32)
+    numbers: NDArray[np.uint64] = high * np.uint64(ranges) >> np.uint64(32)
     return numbers.astype(np.int64)
 
 
@@ -355,8 +378,10 @@ class _Rows:
         places = _range_numbers(table, self._ranges)
         order = np.argsort(places, kind="stable")
         table, places = table.take(pa.array(order)), places[order]
-        for start, end in _runs(places):
-            self._tables.setdefault(int(places[start]), []).append(table.slice(start, end - start))
+        numbers, starts = np.unique(places, return_index=True)
+        ends = [*starts[1:], len(places)]
+        for number, start, end in zip(numbers.tolist(), starts, ends, strict=True):
+            self._tables.setdefault(number, []).append(table.slice(start, end - start))
         self._buffered += table.nbytes
         self.text += pc.sum(pc.binary_length(table["text"])).as_py() or 0
         if self._buffered > _BUFFERED:
@@ -413,14 +438,6 @@ class _Rows:
                     yield pa.ipc.open_stream(file).read_all()
             path.unlink()
         yield from self._tables.pop(number, [])
-
-
-def _runs(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each run of equal numbers."""
-    if len(places):
-        yield from itertools.pairwise(
-            [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(places)]
-        )
 
 
 def _sorted(tables: Sequence[pa.Table]) -> pa.Table:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 from typing import Literal
 
 from dp_core.data.corpus import normalised_id
@@ -169,18 +169,16 @@ def joined(sentences: Iterable[Sentence]) -> list[Sentence]:
 
 
 def _concatenated(sentences: Sequence[Sentence]) -> Sentence:
-    tokens: list[str] = []
-    tags: list[str] = []
-    overlapped: list[Entity] = []
-    for s in sentences:
-        overlapped += [
-            (kind, begin + len(tokens), end + len(tokens)) for kind, begin, end in s.overlapped
-        ]
-        tokens += s.tokens
-        tags += s.tags
-    first = sentences[0]
-    return Sentence(
-        tuple(tokens), tuple(tags), first.document_id, first.patient_id, tuple(overlapped)
+    starts = accumulate((len(s.tokens) for s in sentences), initial=0)
+    return replace(
+        sentences[0],
+        tokens=tuple(chain.from_iterable(s.tokens for s in sentences)),
+        tags=tuple(chain.from_iterable(s.tags for s in sentences)),
+        overlapped=tuple(
+            (kind, start + begin, start + end)
+            for start, s in zip(starts, sentences, strict=False)
+            for kind, begin, end in s.overlapped
+        ),
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dp_core.data.corpus import Document, arrow_strings
+from dp_core.data.corpus import Document, arrow_strings, grouped_by_size
 from dp_core.data.hashing import coin, document_unit_id, drawn, example_name
 from dp_core.data.tokens import word_starts
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -149,15 +149,7 @@ def refuse_more_than_declared(units: int, declared: int, where: str = "declared_
 
 def in_blocks(units: Iterable[Unit]) -> Iterator[UnitTexts]:
     """Yield the same units in blocks of about a megabyte of text."""
-    total = 0
-
-    def block_of(unit: Unit) -> int:
-        nonlocal total
-        total += sum(map(len, unit.texts))
-        return total // _TOGETHER
-
-    for _, group in itertools.groupby(units, key=block_of):
-        block = list(group)
+    for block in grouped_by_size(units, lambda unit: sum(map(len, unit.texts)), _TOGETHER):
         rows = np.concatenate([[0], np.cumsum([len(unit.texts) for unit in block])])
         texts = arrow_strings([text for unit in block for text in unit.texts])
         yield UnitTexts([unit.unit_id for unit in block], rows, texts)

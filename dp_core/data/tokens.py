@@ -243,19 +243,10 @@ def encode_bert_words(texts: pa.Array, segmentation: Segmentation = BERT) -> Wor
         [None, pa.py_buffer(np.append(offsets, len(squeezed))), pa.py_buffer(squeezed)],
     ).dictionary_encode()
     codes = encoded.indices.to_numpy().astype(np.int64)
-    starts = np.searchsorted(offsets, ends - _sums(space, ends))
-    words = WordCodes(encoded.dictionary.cast(_TEXT), codes, starts)
-    odd = np.searchsorted(offsets, odd)
+    places = np.flatnonzero(begins)
+    words = WordCodes(encoded.dictionary.cast(_TEXT), codes, np.searchsorted(places, ends))
+    odd = np.searchsorted(places, odd)
     return _split_odd(words, odd, segmentation) if len(odd) else words
-
-
-def _sums(flags: NDArray[np.bool_], ends: Ints) -> Ints:
-    """Return the number of set flags before each text boundary."""
-    counts = np.zeros(len(ends), np.int64)
-    full = np.flatnonzero(ends[1:] > ends[:-1])
-    if len(full):
-        counts[full + 1] = np.add.reduceat(flags, ends[full], dtype=np.int64)
-    return np.cumsum(counts)
 
 
 def encode_with(segmentation: Segmentation, texts: pa.Array) -> WordCodes:
@@ -281,8 +272,7 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> tuple[NDArray[np.bool_]
     """Turn every run between spaces that holds an odd byte into a run of letters, in place.
 
     Returns:
-        Whether each byte is in such a run, and the offsets at which the runs begin, spaces not
-        counted.
+        Whether each byte is in such a run, and the offsets at which the runs begin.
     """
     odd = np.flatnonzero(classes == _ODD)
     if not len(odd):
@@ -298,9 +288,7 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> tuple[NDArray[np.bool_]
     change[np.intersect1d(begins, stops)] = 0
     joined = np.cumsum(change[:-1], dtype=np.int8) > 0
     classes[joined] = _LETTER
-    first: Ints = np.unique(begins)
-    first -= np.searchsorted(breaks, first) - 1  # subtract the spaces before each run
-    return joined, first
+    return joined, np.unique(begins)
 
 
 def _split_odd(words: WordCodes, odd: Ints, segmentation: Segmentation) -> WordCodes:

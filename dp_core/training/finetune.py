@@ -6,7 +6,7 @@ objective. Units, plan, clipping, noise and checkpoints work as in every trainin
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from dp_core.config.training import TrainingConfig
-from dp_core.data.hashing import digest64
-from dp_core.data.token_store import TokenStore
+from dp_core.data.token_store import RowPacker, TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.models.hugging_face import load
@@ -58,19 +57,11 @@ def store_by_unit(
         The store and its rows; rows of one unit keep their order.
     """
     ordered = sorted(rows, key=lambda row: units[row.item])
-    rows_of_unit = Counter(units[row.item] for row in ordered)
-    tokens = np.full((len(rows), max_length), pad, np.int32)
-    for i, row in enumerate(ordered):
-        tokens[i, : len(row.ids)] = row.ids
-    store = TokenStore(
-        tokens=tokens,
-        lengths=np.array([len(row.ids) for row in ordered], np.int32),
-        unit_rows=np.cumsum([0, *rows_of_unit.values()]).astype(np.int64),
-        unit_keys=np.array([digest64(b"", "unit", unit) for unit in rows_of_unit], np.uint64),
-        sequence_length=max_length,
-        vocabulary_size=vocabulary,
-        digest="",
-    )
+    packer = RowPacker(max_length, vocabulary, pad=pad)
+    for unit, of_unit in itertools.groupby(ordered, key=lambda row: units[row.item]):
+        packer.add_unit(unit, [row.ids for row in of_unit])
+    packed = vars(packer.take())
+    store = TokenStore(**packed, sequence_length=max_length, vocabulary_size=vocabulary, digest="")
     return store, ordered
 
 

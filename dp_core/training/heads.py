@@ -194,7 +194,8 @@ def _answers(rows: Sequence[LabelledRow], predictions: int) -> Examples:
             positions[i, : len(row.positions)] = row.positions
             labels[i, : len(row.labels)] = row.labels
         weights = (labels >= 0).astype(np.float32)
-        return MaskedRows(store.tokens[numbers], positions, np.maximum(labels, 0), weights)
+        ids = store.tokens[numbers].astype(np.int32)
+        return MaskedRows(ids, positions, np.maximum(labels, 0), weights)
 
     return examples
 

@@ -84,10 +84,6 @@ class Candidates:
     def _released_parts(self, words: WordCodes, ends: Ints) -> Flags:
         """Return whether a released part begins at each word."""
         number = {word: i for i, word in enumerate(words.words.to_pylist())}
-        if self.part_length == 1:
-            known = np.zeros(max(1, len(number)), np.bool_)
-            known[[number[part] for part in self.parts if part in number]] = True
-            return known[words.codes]
         spelled = [part.split(" ") for part in self.parts]
         parts = [[number[w] for w in part] for part in spelled if number.keys() >= set(part)]
         flags = np.zeros(len(words.codes), np.bool_)
@@ -96,8 +92,8 @@ class Candidates:
         places = np.flatnonzero(np.arange(len(ends)) + self.part_length <= ends)
         # Extend word by word: number the prefixes of the parts, and match them in the text.
         table = np.array(parts, np.int64)
-        beginnings, here = table[:, 0], words.codes[places]
-        for k in range(1, self.part_length):
+        beginnings, here = np.zeros(len(parts), np.int64), np.zeros(len(places), np.int64)
+        for k in range(self.part_length):
             known_pairs = beginnings * len(number) + table[:, k]
             distinct, beginnings = np.unique(known_pairs, return_inverse=True)
             pairs = here * len(number) + words.codes[places + k]

@@ -8,13 +8,14 @@ charged").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dp_core.data.corpus import documents_of
-from dp_core.data.labelled_text import unit_ids
+from dp_core.data.corpus import Document, documents_of
+from dp_core.data.hashing import given_id
+from dp_core.data.labelled_text import LabelledItem, unit_ids
 from dp_core.data.privacy_units import refuse_more_than_declared, units_of
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
 from tasks.protocol.specs import FinetuneSpec, PretrainSpec, ReserveSpec
@@ -30,8 +31,8 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
     Raises:
         BadInput: a model cannot start from its checkpoint.
         BudgetExceeded: the run does not fit.
-        PrivateTextRefusal: corpus or private labels have more units than declared, or units without
-            a name; or private labels cannot be learned.
+        PrivateTextRefusal: corpus or private labels have more units than declared, or texts without
+            a name of their unit; or private labels cannot be learned.
     """
     _refuse_checkpoints(spec, context)
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
@@ -89,15 +90,44 @@ def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> Non
     unit = PrivacyUnit(spec.units.unit)
     private_units(corpus).refuse_nameless(unit)
     context.refuse_altered(corpus)
-    documents = documents_of(context.shards(corpus))
-    for units, _ in enumerate(units_of(documents, unit, spec.units.words_per_unit), 1):
-        refuse_more_than_declared(units, spec.units.declared_units)
+    units = units_of(documents_of(context.shards(corpus)), unit, spec.units.words_per_unit)
+
+    def texts() -> Iterator[Document]:
+        for number, each in enumerate(units, 1):
+            refuse_more_than_declared(number, spec.units.declared_units)
+            yield from each.documents
+
+    _refuse_partly_named(unit, texts(), "unit")
 
 
 def _refuse_labelled_units(spec: FinetuneSpec, entities: Input) -> None:
-    """Refuse private labels of more units than declared, or of units without a name."""
+    """Refuse private labels of more units than declared, or texts without a name of their unit."""
     unit = PrivacyUnit(spec.private_plan.unit)
     private_units(entities).refuse_nameless(unit)
-    units = unit_ids(read_items(entities.folder, "train", spec.head), unit)
+    items = list(read_items(entities.folder, "train", spec.head))
+    _refuse_partly_named(unit, items, "entities_unit")
     declared = spec.private_plan.declared_units
-    refuse_more_than_declared(len(set(units)), declared, "entities_declared_units")
+    refuse_more_than_declared(len(set(unit_ids(items, unit))), declared, "entities_declared_units")
+
+
+def _refuse_partly_named(
+    unit: PrivacyUnit, texts: Iterable[Document | LabelledItem], where: str
+) -> None:
+    """Refuse to protect documents of which a part of the text may lack an id.
+
+    A text without an id is a document by itself, and documents of two patients differ even with one
+    id. So one document would be several units if only some of its texts had both ids.
+
+    Args:
+        unit: the protected unit.
+        texts: all texts; all of them are read.
+        where: the setting of the unit.
+
+    Raises:
+        PrivateTextRefusal: the unit is the document, and texts with and without an id are mixed.
+    """
+    given = {(bool(given_id(text.document_id)), bool(text.patient_id)) for text in texts}
+    if unit is PrivacyUnit.DOCUMENT and len(given) > 1 and any(document for document, _ in given):
+        what = "some texts have the id of a document or patient, and others lack it"
+        fix = "Give all texts the same ids (in a folder of texts: a subfolder for each patient)."
+        raise PrivateTextRefusal(what, where=where, fix=fix)

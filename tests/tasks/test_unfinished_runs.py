@@ -1,3 +1,4 @@
+import json
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from dp_core.config.privacy import UnitConfig
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.execution import contract
@@ -146,6 +147,28 @@ def test_more_units_than_declared_are_refused_before_the_charge(untracked, ledge
     with pytest.raises(BadInput, match="more units than the declared bound of 29") as refused:
         run_until_reserved(settings, untracked, units=units)
     assert "30" not in str(refused.value)
+    assert ledger.history("notes") == []
+
+
+@pytest.mark.parametrize("lacks", ["document_id", "patient_id"])
+@pytest.mark.parametrize("kind", ["notes", "labels"])
+def test_documents_are_protected_only_if_all_texts_have_the_same_ids(
+    untracked, ledger, tmp_path, kind, lacks
+):
+    write_notes(tmp_path)
+    texts = [{"text": "leg", "label": "y", "document_id": f"{n}", "patient_id": "p"} for n in "12"]
+    del texts[1][lacks]
+    with (file := tmp_path / f"{kind}.jsonl").open("a") as opened:
+        opened.write("\n".join(map(json.dumps, texts)))
+    settings, units = job(tmp_path), UnitConfig(declared_units=99, unit="document")
+    if kind == "labels":
+        settings, units = job(
+            tmp_path, head="classes", class_names="y,n", entities_format="jsonl",
+            entities_train=str(file), entities_test=str(file), entities_dataset="labels",
+            entities_declared_units=99, finetune_privacy="dp", finetune_batch_size=9,
+        ), UnitConfig(declared_units=99)  # fmt: skip
+    with pytest.raises(PrivateTextRefusal, match="others lack it"):
+        run_until_reserved(settings, untracked, units=units)
     assert ledger.history("notes") == []
 
 

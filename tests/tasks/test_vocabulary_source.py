@@ -285,19 +285,12 @@ def test_unsuitable_checkpoint_is_refused_before_anything_is_charged(
     assert bool(job.charges) == (not reason)  # plans of the releases
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "reason"),
-    [
-        ("config.json", "no model", "config.json cannot be read"),
-        ("config.json", '{"model_type": "xlnet"}', "Supported architectures are bert, roberta, "),
-        (WEIGHTS, None, "model.safetensors is missing"),
-        ("vocab.txt", "a\n" * 999, "the vocabulary is larger than the model's table"),
-    ],
-)
+@pytest.mark.cases
 def test_folder_that_is_no_model_is_refused_before_the_releases_are_registered(
     untracked, bert, file, content, reason
 ):
-    (bert / file).write_text(content) if content else (bert / file).unlink()
+    times = 999 if file == "vocab.txt" else 1
+    (bert / file).write_text(content * times) if content else (bert / file).unlink()
     declare_public(str(bert), untracked, known_private=False)
     job = Job(untracked, public_model=str(bert))
     with pytest.raises(BadInput, match=reason):

@@ -1,9 +1,9 @@
 """Texts with a class, and pairs of them: JSON lines, or a table with tabs between its columns.
 
 Columns, or fields of an object, are `text` and `label`, or `sentence1`, `sentence2` and
-`gold_label` as in MedNLI and SNLI; also, optionally, `document_id` (or `doc_id`) and `patient_id`.
-Other columns are ignored. A row with two different ids of a document is rejected. A pair with the
-label `-` had no majority among its annotators, and is left out, as usual (Bowman et al. 2015).
+`gold_label` as in MedNLI and SNLI; also, optionally, the ids of document and patient, under the
+common names of these columns (`note_tables`). Other columns are ignored. A pair with the label `-`
+had no majority among its annotators, and is left out, as usual (Bowman et al. 2015).
 
 Annotation formats do not name patients, so a separate list of documents and their patients can be
 read: a line is a document and its patient, separated by a tab or a comma. A first line `document`,
@@ -19,12 +19,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dp_core.data.corpus import Document, normalised_id
+from dp_core.data.corpus import Document, id_in_cell, normalised_id
 from dp_core.data.hashing import given_id
 from dp_core.data.labelled_text import LabelledText, Sentence
+from dp_core.data.readers.note_tables import ids_alike, recognised
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
@@ -40,7 +42,8 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 
 _FIRST, _SECOND = ("text", "sentence1"), ("sentence2",)
 _LABEL = ("label", "gold_label")
-_DOCUMENT, _PATIENT = ("document_id", "doc_id"), "patient_id"
+_IDS = ("document", "patient")
+_cells = partial(str.split, sep="\t")
 _NO_MAJORITY = "-"
 
 
@@ -67,30 +70,39 @@ def read_texts(
                 )
         return header
 
+    alike = ids_alike(str(path), "Rename them.")
+
+    @lru_cache
+    def ids_of(names: tuple[str, ...]) -> dict[str, str]:
+        columns = recognised(names)
+        return alike((role, name) for role in _IDS for name in columns[role])
+
     def texts_of(file: Path) -> Iterator[tuple[int, LabelledText | Reason | None]]:
         is_table = format == "tsv"
         for number, row in table_rows(file, _cells, names_of) if is_table else json_objects(file):
-            yield number, row if isinstance(row, Reason) else _text(row, pairs)
+            yield number, row if isinstance(row, Reason) else _text(row, ids_of(tuple(row)), pairs)
 
     return read_items(path, f".{format}", quarantine, texts_of)
 
 
-def _cells(line: str) -> list[str]:
-    return line.rstrip("\r\n").split("\t")
+def _text(
+    row: Mapping[str, Any], ids: Mapping[str, str], pairs: bool
+) -> LabelledText | Reason | None:
+    """Return a row's text, the reason why there is none, or None for a pair without majority.
 
-
-def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
-    """Return a row's text, the reason why there is none, or None for a pair without majority."""
+    Args:
+        row: the cells by column.
+        ids: the columns of the ids of document and patient, if there are any.
+        pairs: whether the text has a second one.
+    """
     first, label = _of(row, _FIRST), _of(row, _LABEL)
     second = _of(row, _SECOND) if pairs else ""
     try:
-        # With a second id, the unit would depend on the columns of each row.
-        document, *others = {normalised_id(row[n]) for n in _DOCUMENT if n in row} or {""}
-        patient = normalised_id(row.get(_PATIENT))
+        document, patient = (id_in_cell(row[ids[role]]) if role in ids else "" for role in _IDS)
         label = normalised_id(label)  # classes may be numbers
     except ValueError:
         return Reason.WRONG_FIELD
-    if others or not isinstance(first, str) or not isinstance(second, str) or not label:
+    if not isinstance(first, str) or not isinstance(second, str) or not label:
         return Reason.WRONG_FIELD
     if pairs and not second.strip():
         return Reason.EMPTY
@@ -98,6 +110,8 @@ def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
         return problem
     if len(first) + len(second) > LONGEST:
         return Reason.TOO_LONG
+    if "patient" in ids and not patient:
+        return Reason.NO_PATIENT
     if label == _NO_MAJORITY:
         return None
     return LabelledText(first, second, label, given_id(document), patient)
@@ -129,7 +143,7 @@ def read_patients(file: Path) -> dict[str, str]:
             if not line.strip():
                 continue
             delimiter = "\t" if "\t" in line else ","
-            cells = [normalised_id(cell) for cell in csv_cells(line, delimiter)]
+            cells = [id_in_cell(cell) for cell in csv_cells(line, delimiter)]
             if number == 1 and [cell.lower() for cell in cells] == _HEADING:
                 continue
             if len(cells) != 2 or not all(cells):
@@ -138,9 +152,7 @@ def read_patients(file: Path) -> dict[str, str]:
             if patients.setdefault(document, patient) != patient:
                 raise _wrong(number, "its document has another patient in an earlier line")
     except UNREADABLE:
-        raise PrivateTextRefusal(
-            "it cannot be read", where=_WHERE, fix="Repair the file."
-        ) from None
+        raise PrivateTextRefusal("it cannot be read", where=_WHERE, fix="Repair it.") from None
     if not patients:
         raise PrivateTextRefusal("it names no document", where=_WHERE, fix="Check the file.")
     return patients
@@ -154,12 +166,9 @@ def with_patients(items: Iterable[Item], patients: Mapping[str, str]) -> list[It
     """
     named = [replace(item, patient_id=patients.get(item.document_id, "")) for item in items]
     if not all(item.patient_id for item in named):
-        raise PrivateTextRefusal(
-            "it does not name the patient of every training document",
-            where=_WHERE,
-            fix="List each document under the name that the reader gives it, or protect the unit"
-            " `document`.",
-        )
+        what = "it does not name the patient of every training document"
+        fix = "List each document under its name in the reader, or protect the unit `document`."
+        raise PrivateTextRefusal(what, where=_WHERE, fix=fix)
     return named
 
 
@@ -220,7 +229,7 @@ class Diagnoses:
 
 def _diagnosis(row: dict[str, str]) -> dict[str, str] | Reason | None:
     """Return a row's normalised ids; None for a row without a code, as in MIMIC-III."""
-    ids = {name: normalised_id(cell) for name, cell in row.items()}
+    ids = {name: id_in_cell(cell) for name, cell in row.items()}
     if not ids[_SUBJECT]:
         return Reason.NO_PATIENT
     return ids if ids[_CODE] else None

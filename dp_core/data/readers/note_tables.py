@@ -19,7 +19,7 @@ import io
 import itertools
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -29,7 +29,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dp_core.data.corpus import Document, normalised_id
+from dp_core.data.corpus import Document, id_in_cell
 from dp_core.data.readers import sources
 from dp_core.data.readers.quarantine import FIXES, Quarantine, Reason
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -50,7 +50,7 @@ _LONGEST_ROW = 2 * sources.LONGEST  # bytes; a longer row means broken quoting, 
 _OBJECTS = 1000  # JSON lines whose keys are the columns of a file
 _ROWS = 256  # rows of Parquet in memory
 _Numbered = Iterator[tuple[int, Document | Reason | None]]
-_OneName = Callable[[dict[str, str]], dict[str, str]]  # see `read_table`
+_Alike = Callable[[Iterable[tuple[str, str]]], dict[str, str]]  # see `ids_alike`
 _DAMAGED = (pa.ArrowException, ValueError, KeyError, TypeError, OverflowError)
 # A word of the name of a column: anything else may be a text, in a file without a header.
 _NAME = re.compile(r"[^\W\d][\w./()#-]{0,39}(?: [\w./()#-]{1,39}){0,2}")
@@ -148,28 +148,18 @@ def read_table(
     """Yield the documents of a file or folder; see `read_source`.
 
     A row without a patient is rejected if it has a column of patients, or the layout names one.
-    All files and objects have a role in a column of one name, because two columns, as `patient` and
-    `mrn`, may name one person differently, who would be two units.
+    Columns of ids are checked by `ids_alike`.
 
     A note must not become several rows, and its words must not become patients. After a stray
     quote the beginning of the next row is unknown, so CSV is read as RFC 4180 defines it or not at
     all. A misplaced quote, a quote that is not closed, an id over two lines, or a row with more or
     fewer cells than the header (as the lines of a note without its quotes have) refuses the source.
     """
-
-    first_names: dict[str, str] = {}  # of each role
-
-    def one_name(roles: dict[str, str]) -> dict[str, str]:
-        for role, name in roles.items():
-            first = first_names.setdefault(role, name)
-            if role != "text" and _same(name) != _same(first):
-                what = f"it has the {role} under several names: {first}, {name}"
-                raise PrivateTextRefusal(what, fix=f"Rename them, or name one: {role}:COLUMN.")
-        return roles
+    alike = ids_alike(str(path), "Rename them, or name one: {role}:COLUMN.")
 
     def documents_of(file: Path) -> _Numbered:
         try:
-            yield from _ROWS_OF[format](file, layout, one_name)
+            yield from _ROWS_OF[format](file, layout, alike)
         except _Broken as broken:
             quarantine.reject(Reason.WRONG_COLUMNS, f"{sources.bare_name(file)}:{broken.args[0]}")
             what = "a row has broken quoting, or not as many cells as the header"
@@ -180,6 +170,31 @@ def read_table(
             raise PrivateTextRefusal(error.what, where=str(path), fix=error.fix) from None
 
     return sources.read_items(path, SUFFIXES[format], quarantine, documents_of)
+
+
+def ids_alike(where: str, remedy: str) -> _Alike:
+    """Return a function of (role, column) that returns the column of each role, or refuses.
+
+    All files and objects of a source must have the ids of a role in a column of one name: two
+    columns, as `patient` and `mrn`, may name one person differently, who would be two units.
+
+    Args:
+        where: the source, for the error.
+        remedy: for the error; `{role}` is replaced.
+    """
+    first_names: dict[str, str] = {}  # of each role
+
+    def refuse_others(columns: Iterable[tuple[str, str]]) -> dict[str, str]:
+        roles = {}
+        for role, name in columns:
+            roles[role] = name
+            first = first_names.setdefault(role, name)
+            if role != "text" and _same(name) != _same(first):
+                what = f"it has the {role} under several names: {first}, {name}"
+                raise PrivateTextRefusal(what, where=where, fix=remedy.format(role=role))
+        return roles
+
+    return refuse_others
 
 
 def layout_of(format: str, columns: str = "") -> Layout:
@@ -222,9 +237,9 @@ def _document(cells: Mapping[str, Any], roles: Mapping[str, str]) -> Document | 
     text = row.get("text")
     try:
         document, patient, admission = (
-            normalised_id(row.get(role)) for role in ("document", "patient", "admission")
+            id_in_cell(row.get(role)) for role in ("document", "patient", "admission")
         )
-        date = normalised_id(str(row.get("date") or ""))  # Parquet has dates as dates
+        date = id_in_cell(str(row.get("date") or ""))  # Parquet has dates as dates
     except ValueError:
         return Reason.WRONG_FIELD
     if not isinstance(text, str):
@@ -233,7 +248,7 @@ def _document(cells: Mapping[str, Any], roles: Mapping[str, str]) -> Document | 
         return problem
     if "patient" in row and not patient:
         return Reason.NO_PATIENT
-    if date and (document or patient):
+    if date and (document or (patient and "document" not in row)):
         document = f"{date} {document}".strip()
     return Document(document, patient, text.replace("\r\n", "\n"), admission)
 
@@ -241,13 +256,13 @@ def _document(cells: Mapping[str, Any], roles: Mapping[str, str]) -> Document | 
 # --- JSON lines
 
 
-def _json_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
+def _json_rows(file: Path, layout: Layout, alike: _Alike) -> _Numbered:
     roles_of = lru_cache(partial(_roles_of_object, layout))
     for number, row in sources.json_objects(file):
         if isinstance(row, Reason):
             yield number, row
         elif roles := roles_of(tuple(row)):
-            yield number, _document(row, {**layout.columns, **one_name(roles)})
+            yield number, _document(row, {**layout.columns, **alike(roles.items())})
         else:
             yield number, Reason.WRONG_FIELD
 
@@ -270,10 +285,10 @@ class _Broken(Exception):
     """Quoting that violates RFC 4180; the argument is the line at which the row begins."""
 
 
-def _csv_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
+def _csv_rows(file: Path, layout: Layout, alike: _Alike) -> _Numbered:
     with sources.open_bytes(file) as stream:
         names, rows = _csv(stream, layout)
-        roles = one_name(layout.roles(names))
+        roles = alike(layout.roles(names).items())
         ids = [column for role, column in roles.items() if role != "text"]
         for number, cells in rows:
             row = dict(zip(names, cells, strict=False))
@@ -357,9 +372,9 @@ def _cells(row: str, number: int, delimiter: str) -> list[str]:
 # --- Parquet
 
 
-def _parquet_rows(file: Path, layout: Layout, one_name: _OneName) -> _Numbered:
+def _parquet_rows(file: Path, layout: Layout, alike: _Alike) -> _Numbered:
     with _parquet(file) as table:
-        roles = one_name(layout.roles(table.schema_arrow.names))
+        roles = alike(layout.roles(table.schema_arrow.names).items())
 
         def rows() -> Iterator[dict[str, Any]]:
             try:

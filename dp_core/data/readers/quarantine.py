@@ -32,6 +32,7 @@ FIXES = {
     Reason.ENCODING: "Save it as UTF-8, or name the encoding of CSV: encoding:windows-1252 in "
     "private_columns, --encoding windows-1252 of init, encoding='windows-1252' of read.",
     Reason.NOT_JSON: "Write one JSON object on each line, without commas between them.",
+    Reason.NO_PATIENT: "Fill the column. Save numbers as text: 1.23457E+11 is rounded, and no id.",
 }
 
 

@@ -239,10 +239,9 @@ def bare_name(path: Path) -> str:
 def csv_cells(line: str, delimiter: str = ",") -> list[str]:
     """Return the cells of a line of CSV; none if its quoting is broken."""
     try:
-        rows = list(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True))
+        return next(csv.reader([line], delimiter=delimiter, strict=True), [])
     except csv.Error:
         return []
-    return rows[0] if rows else []
 
 
 def open_regular(path: Path) -> IO[bytes]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from dp_core.data import corpus
 from dp_core.data.corpus import (
     Document,
+    id_in_cell,
     normalised_id,
     open_corpus,
     read_shard,
@@ -39,6 +39,11 @@ def test_all_spellings_of_an_id_have_one_normal_form(value, form):
 def test_values_other_than_text_and_whole_numbers_are_no_ids(value):
     with pytest.raises(ValueError, match="not an id"):
         normalised_id(value)
+
+
+@pytest.mark.cases
+def test_marks_of_missing_values_and_rounded_numbers_are_no_ids(cell, name):
+    assert id_in_cell(cell) == name
 
 
 def test_documents_and_sentences_normalise_their_ids():
@@ -181,14 +186,6 @@ def test_more_text_makes_more_shards_of_the_same_documents(tmp_path, monkeypatch
         remake_shards(many(), folder, [written[1].name])
         assert list(read_shard(written[1]))
         assert {f.name for f in folder.iterdir()} == {"corpus.json", *(s.name for s in written)}
-
-
-def test_range_numbers_equal_exact_integer_arithmetic():
-    bounds = [k * (1 << 64) // 48 + d for k in range(1, 48) for d in (-1, 0, 1, 2)]
-    hashes = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 64) - 1, *bounds]
-    table = pa.table({"hash": pa.array(hashes, pa.uint64())})
-    for ranges in (1, 2, 3, 48, 256, 131_072):
-        assert corpus._range_numbers(table, ranges).tolist() == [h * ranges >> 64 for h in hashes]
 
 
 def damage(file: Path) -> None:

@@ -59,12 +59,6 @@ def test_digest_is_of_the_content(tmp_path):
     assert len(digests | {digest}) == 5
 
 
-def test_unit_keys_follow_the_unit_not_its_place(tmp_path):
-    one = write(tmp_path / "1", {"a": [[1]], "b": [[2]]})
-    two = write(tmp_path / "2", {"b": [[2]]})
-    assert one.unit_keys[1] == two.unit_keys[0] != one.unit_keys[0]
-
-
 def test_development_and_test_parts_are_disjoint_and_depend_on_each_unit_alone(tmp_path):
     def parts(units: dict[str, list[list[int]]]) -> list[dict[int, list[list[int]]]]:
         return [

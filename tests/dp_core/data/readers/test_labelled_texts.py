@@ -7,7 +7,7 @@ from reader_contract import SECRET, BadItem, ReaderContract, read_labelled_texts
 from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.readers.labelled_texts import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PrivateTextRefusal
 
 HEADER = "text\tlabel\n"
 
@@ -43,7 +43,6 @@ def test_pairs_as_mednli_has_them(tmp_path):
         NLI | {"gold_label": "-"},  # the annotators disagreed
         NLI | {"sentence2": None},
         {"sentence1": "x"},
-        NLI | {"document_id": None, "doc_id": "n1"},
         NLI | {"document_id": "n1", "gold_label": 2},
     ]
     file = tmp_path / "mli.jsonl"
@@ -56,7 +55,24 @@ def test_pairs_as_mednli_has_them(tmp_path):
     ]
     assert texts[0].document_id == texts[1].document_id != texts[2].document_id == "n1"
     assert q.left_out == 1
-    assert q.counts == {Reason.WRONG_FIELD: 3, Reason.NOT_JSON: 2}
+    assert q.counts == {Reason.WRONG_FIELD: 2, Reason.NOT_JSON: 2}
+
+
+def test_ids_of_texts_have_the_common_names_of_columns_and_no_text_lacks_its_patient(tmp_path):
+    rows = ["text\tlabel\tDocument ID\tPatNr"]
+    rows += [f"text {n}\tyes\td1\t{patient}" for n, patient in enumerate(("7.0", "7", "", "NULL"))]
+    (tmp_path / "a.tsv").write_text("\n".join(rows))
+    texts, q = read(tmp_path / "a.tsv", pairs=False)
+    assert [(t.document_id, t.patient_id) for t in texts] == [("d1", "7")] * 2
+    assert q.counts == {Reason.NO_PATIENT: 2}
+
+
+@pytest.mark.parametrize("rows", [[{"doc_id": 1, "note_id": 2}], [{"mrn": 1}, {"patient_id": 1}]])
+def test_ids_of_texts_are_in_one_column(tmp_path, rows):
+    lines = (json.dumps({"text": "a", "label": "yes", **ids}) for ids in rows)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(PrivateTextRefusal, match="under several names"):
+        read(tmp_path / "a.jsonl", pairs=False)
 
 
 def test_a_pair_read_as_a_text_is_its_first_sentence(tmp_path):
@@ -90,13 +106,6 @@ def test_each_document_gets_the_patient_in_the_list(tmp_path, name, content):
     file = tmp_path / name
     file.write_text(content)
     assert read_patients(file) == {"beth/r1": "p1", "a, b": "p2", "r2": "p1"}
-
-
-def test_all_spellings_of_a_document_and_of_a_patient_are_one(tmp_path):
-    file = tmp_path / "list.csv"
-    file.write_text("caf\u00e9,7\n1.0, 7.0 \n")
-    sentences = [Sentence(("a",), ("O",), document) for document in ("cafe\u0301", "1")]
-    assert [s.patient_id for s in with_patients(sentences, read_patients(file))] == ["7", "7"]
 
 
 @pytest.mark.cases

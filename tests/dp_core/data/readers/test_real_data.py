@@ -34,10 +34,7 @@ def test_notes_in_noteevents_columns():
     assert sum(len(d.text.split()) for d in docs) == 2_394_141  # 2,399,943 with the error rows
 
 
-@pytest.mark.parametrize(
-    ("file", "tokens", "articles"),
-    [("train.txt.xz", 2_051_910, 629), ("valid.txt", 213_886, 60), ("test.txt", 241_211, 62)],
-)
+@pytest.mark.cases
 def test_wikitext_2(file, tokens, articles):
     docs = list(read_corpus("text", data(f"wikitext-2/{file}"), public=True))
     assert sum(len(d.text.split()) for d in docs) == tokens
