@@ -43,10 +43,10 @@ from tasks.commands.ledger_command import check_name
 from tasks.commands.settings_options import absolute, ready_settings
 from tasks.context import content_key
 from tasks.evidence.audits import claim_of, records_of, verdict_on
-from tasks.execution.run_job import Job, one_after_the_other, run_and_give_back
+from tasks.execution.run_job import Job, Watcher, one_after_the_other, run_and_give_back
 from tasks.protocol.defaults import rounded_down
 from tasks.protocol.job import job_steps, names_of, point_and_task
-from tasks.protocol.messages import StepResult
+from tasks.protocol.messages import StepProgress, StepResult
 from tasks.protocol.points import DP_MODEL
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import promotion
@@ -352,7 +352,7 @@ def train(
     if declared is not None:  # last, since a refused training must leave no declaration
         declarations.declare_public(declared, deployment, known_private=False)
     steps = [(*point_and_task(name), spec) for name, spec in specs.items()]
-    with one_after_the_other(len(steps), shows_times=False) as watch:  # times reveal sizes
+    with _progress(len(steps)) as watch:
         outcome = run_and_give_back(Job.now("dp_bert", steps), deployment, watch)
     if outcome.exit_code:
         raise _FAILURES.get(outcome.exit_code, ConfideError)(outcome.failed)
@@ -390,6 +390,31 @@ def _refuse_other_names(notes: PrivateNotes, job: JobSettings, budget: Registere
             what = f"the text was read as {name}, which has another budget"
             raise BadInput(what, where=budget.name, fix=f"Train with the budget of {name}.")
     ledger.sources.read_as_private(texts, budget.name)
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Watcher]:
+    """Yield a watcher that shows the number of begun steps, and no times.
+
+    The duration of a step reveals the size of private data.
+    """
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        with one_after_the_other(steps, shows_times=False) as watch:
+            yield watch
+        return
+    begun: dict[str, str] = {}
+    with tqdm(total=steps, bar_format="{desc} {bar} {n_fmt}/{total_fmt}") as bar:
+
+        def show(name: str, now: StepProgress) -> None:
+            line = f"{name} {now.done}/{now.total}" if now.total else name
+            if begun.get(name) != line:
+                begun[name] = line
+                bar.n = len(begun)
+                bar.set_description_str(line)  # draws the bar
+
+        yield show
 
 
 # --- the model

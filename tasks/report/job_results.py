@@ -66,6 +66,7 @@ SAMPLES, SAMPLES_FILE = "samples", "samples.json"  # output of the exposure step
 EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in its test part
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
+SEEDS_FOR_THE_BEST = 8
 NOTICED = 0.2  # difference of realised and expected batches, as a share of the latter
 _METRICS: dict[str, dict[str, str]] = WORDS["metrics"]  # names, by metric of a step
 LABEL_COUNTS = "_labels/"  # in metrics of a fine-tuning: PART_labels/TYPE
@@ -693,6 +694,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates, budget: str) -> ModelRo
             if any(getattr(point, axis) is not None for point in varied)
         },
         spread=_spread(replicates) if tuned else _spread_over_seeds(trained if is_last else []),
+        best_three=_best_three(replicates) if tuned else None,
     )
 
 
@@ -731,6 +733,23 @@ def _replicate(point: Point, finetuned: Input) -> Replicate | None:
     if counts is None:
         counts = json.loads((finetuned.folder / DOCUMENTS_FILE).read_text())
     return Replicate(counts=counts, **_drawn(point))
+
+
+def _best_three(replicates: Replicates) -> Labelled | None:
+    """Return the mean score of the three best seeds of a setting, averaged over folds.
+
+    None for fewer than eight seeds; see Jagannatha et al. 2021, appendix A.3.
+    """
+    by_seed: dict[str, list[Labelled]] = {}
+    for point, results in replicates:
+        score = score_of(results["finetuning"])
+        if score is not None and number_of(score) is not None:
+            by_seed.setdefault(_drawn(point)["seed"], []).append(score)
+    if len(by_seed) < SEEDS_FOR_THE_BEST:
+        return None
+    all_scores = [score for scores in by_seed.values() for score in scores]
+    means = sorted(math.fsum(v.value for v in s) / len(s) for s in by_seed.values())
+    return _label_of(all_scores)(math.fsum(means[-3:]) / 3)
 
 
 def _drawn(point: Point) -> dict[str, Any]:

@@ -190,6 +190,7 @@ class ModelRow:
     updates: int = 0  # of one training on private rows, up to this model
     finetuning: Mapping[str, float] = field(default_factory=dict)  # settings that vary
     spread: MeanF1 | Withheld | None = None  # of the compared measure
+    best_three: Value = None  # mean of the three best seeds; needs at least eight seeds
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # by entity type or class
     interval: tuple[Value, Value] | None = None  # 95% interval of the score
     exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
@@ -378,6 +379,6 @@ def _shown_row(row: ModelRow) -> ModelRow:
         row = replace(row, mlm_public=secret, perplexity_public=secret)
     if isinstance(row.score, Withheld):
         cost = row.pretrained if row.cost.infinite else row.cost
-        row = replace(row, cost=cost, interval=(secret, secret), f1_by_type={})
+        row = replace(row, cost=cost, interval=(secret, secret), best_three=secret, f1_by_type={})
     compared = measure_of([row]).of(row)
     return replace(row, spread=secret if isinstance(compared, Withheld) else row.spread)

@@ -378,6 +378,32 @@ def test_causal_models_are_compared_by_private_perplexity(tracked):
     assert (extra["value"], extra["label"]) == (610.5, "operator")
 
 
+@pytest.mark.parametrize("seeds", [7, 8])
+def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked, seeds):
+    """Accuracy of pairs, as Jagannatha et al. 2021 report MedNLI."""
+    Ledger.open(tracked.ledger).register_made_up("notes")
+    settings = sweep_with(sweep_noise_multipliers="1", sweep_finetune_seeds=seeds, head="pairs")
+    accuracies = iter([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5])
+    for task, spec in tasks_of(settings):
+        if isinstance(spec, FinetuneSpec):
+            accuracy = next(accuracies)
+            documents = {str(i): (int(10 * accuracy), 10, 10) for i in range(10)}
+            _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
+        elif task in ("vocabulary", "pretraining", "exposure"):
+            _done(tracked, task, spec)
+    done, _, (row,) = reported(tracked, settings)
+    tried = [0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5][:seeds]
+    assert row["Accuracy %"]["value"] == pytest.approx(sum(tried) / seeds)
+    assert "Entity F1 strict, micro, %" not in row
+    best = row.get("Accuracy three best seeds, %")
+    if seeds == 8:
+        assert best is not None and best["value"] == pytest.approx(0.8)
+        notes = done.facts["table"]["notes"]
+        assert any("selected on the test part" in note for note in notes)
+    else:
+        assert best is None
+
+
 def test_checkpoints_of_one_training_share_its_epsilon(tracked):
     """Two seeds after 1 and 4 epochs: two charges, and every row has the ε of both."""
     Ledger.open(tracked.ledger).register_made_up("notes")

@@ -176,7 +176,8 @@ def test_publishable_edition_does_not_show_which_operator_values_exist(seed):
     ends, sweep = (Operator(0.6), Operator(0.7)), sweep_report(made_up=False)
     job = with_models(job_report(made_up=False), interval=ends)
     mixed = replace(job, models=(replace(job.models[0], **PUBLIC_LABELS), *job.models[1:]))
-    for report in (job, mixed, sweep, causal_sweep_report(made_up=False)):
+    sweeps = with_models(sweep, best_three=Operator(0.7)), causal_sweep_report(made_up=False)
+    for report in (job, mixed, *sweeps):
         thinned = _moved(report, random.Random(seed))
         assert thinned != report
         assert edition_of(thinned, Edition.PUBLISHABLE) == edition_of(report, Edition.PUBLISHABLE)
