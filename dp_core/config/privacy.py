@@ -21,7 +21,6 @@ from dp_core.config.fields import (
 from dp_core.errors import PlanError
 
 UnitName = Literal["example", "document", "patient"]
-RelationName = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
 LEAST_UNITS = 10  # smaller crowds do not hide a unit
 LEAST_NOISE = 0.01  # below it ε is in the thousands
 LEAST_CLIP, MOST_CLIP = 1e-6, 1e6  # squares of far smaller gradients are 0 in float32
@@ -50,7 +49,7 @@ def refuse_large_delta(deltas: Iterable[float], declared_units: int, where: str)
     """Refuse a total δ that `gives_a_unit_away`.
 
     Args:
-        deltas: δ of every part of a claim, as stated (`stated_delta`).
+        deltas: δ of every part of a claim, as stated.
         declared_units: n, the public upper bound on the number of units.
         where: location for the message.
 

@@ -283,7 +283,6 @@ class Mechanism:
         fields: the shape of its parameters.
         words: returns the description of the mechanism in the privacy statement.
         reduce: returns its reduction.
-        converts: relations to which a theorem converts its guarantee.
     """
 
     title: str
@@ -291,7 +290,6 @@ class Mechanism:
     fields: dict[str, Any]
     words: Callable[[Event], str]
     reduce: Callable[[Event], Reduction]
-    converts: frozenset[str] = frozenset({_REPLACE})
 
 
 def mechanism_of(event: Event) -> Mechanism:
@@ -317,16 +315,10 @@ def relation_of(event: Event) -> str:
 
     Raises:
         NotDerivedError: a part is unknown.
-        ValueError: its parts have different relations, or no theorem converts it.
+        ValueError: its parts have different relations.
     """
     known = mechanism_of(event)
     relations = {relation_of(part) for part in parts_of(event)}
-    if event["kind"] == "restated":
-        if relations != {_ADD_REMOVE} or event["to"] not in mechanism_of(event["event"]).converts:
-            raise ValueError(f"no theorem converts it to {event['to']}")
-        if (event["to"] == _REPLACE) != (event["delta"] > 0):
-            raise ValueError("only replace-one needs a δ of its halves")
-        return str(event["to"])
     if known.relation is not None:
         return known.relation
     if len(relations) != 1:
@@ -336,8 +328,6 @@ def relation_of(event: Event) -> str:
 
 def title_of(event: Event) -> str:
     """Return the short name of a release."""
-    if event["kind"] == "restated":
-        return title_of(event["event"])
     return str(event["reason"]) if event["kind"] == "unaccounted" else mechanism_of(event).title
 
 
@@ -591,25 +581,6 @@ def _reduce_phrase_rounds(event: Event) -> Reduction:
     return Reduction(whole.parts, (*whole.lines, line))
 
 
-def _reduce_restated(event: Event) -> Reduction:
-    inner = reduce(event["event"])
-    if event["to"] == _ZERO_OUT:
-        theorem = "an empty contribution has the same effect on the release as an absent unit"
-        return Reduction(inner.parts, (*inner.lines, ("the same under zero-out-one", theorem)))
-    # (2ε, (1 + e^ε)δ) holds at every δ. With a slightly smaller δ the result stays below the
-    # claimed δ even if the two libraries differ in the last digits of ε.
-    delta = event["delta"] / (1 + 1e-3)
-    epsilon = _epsilon_of(inner, delta)
-    if epsilon > 300 or (1 + math.exp(epsilon)) * delta >= 1:
-        raise NotDerivedError("its δ under replace-one is at least 1")
-    line = (
-        f"(2ε, (1 + e^ε)δ) for replace-one, from (ε, δ) at δ = {event['delta']:.3g}",
-        "group privacy for two steps (Vadhan 2017, Lemma 2.2)",
-    )
-    pair = _epsilon_delta(2 * epsilon, (1 + math.exp(epsilon)) * delta)
-    return Reduction((pair,), (*inner.lines, line))
-
-
 def _reduce_selection(event: Event) -> Reduction:
     """The best of a secret random number of trainings, by Rényi DP."""
     dpa = _dp_accounting()
@@ -763,11 +734,11 @@ def _cost(candidate: Event) -> float:
         return math.inf
 
 
-_RATE, _BOTH = _within(0, 1), frozenset({_ZERO_OUT, _REPLACE})
+_RATE = _within(0, 1)
 _PHASES = {"phases": [(_RATE, _SIGMA, _STEPS)]}
 MECHANISMS: dict[str, Mechanism] = {
     "poisson_gaussian": Mechanism(
-        "DP training", _ADD_REMOVE, _PHASES, _phased("Poisson samples"), _reduce_poisson, _BOTH
+        "DP training", _ADD_REMOVE, _PHASES, _phased("Poisson samples"), _reduce_poisson
     ),
     "cyclic_poisson_gaussian": Mechanism(
         "DP training",
@@ -775,7 +746,6 @@ MECHANISMS: dict[str, Mechanism] = {
         {"cycle": _STEPS, **_PHASES},
         _phased("Poisson samples from {cycle} parts in turn, noise correlated over updates"),
         _reduce_poisson,
-        _BOTH,
     ),
     "truncated_poisson_gaussian": Mechanism(
         "DP training",
@@ -790,7 +760,6 @@ MECHANISMS: dict[str, Mechanism] = {
         {"slots": _whole(1), "phases": [(_within(0, 1e15), _SIGMA, _STEPS)]},
         _phased("batches of a fixed size", "batch"),
         _reduce_fixed_size,
-        frozenset(),
     ),
     "gaussian": Mechanism(
         "Gaussian mechanism",
@@ -798,7 +767,6 @@ MECHANISMS: dict[str, Mechanism] = {
         {"noise_multiplier": _SIGMA, "count": _STEPS},
         lambda e: f"the Gaussian mechanism, {e['count']} times, σ = {e['noise_multiplier']:g}",
         _reduce_gaussian,
-        _BOTH,
     ),
     "shuffled_gaussian": Mechanism(
         "DP training",
@@ -809,7 +777,6 @@ MECHANISMS: dict[str, Mechanism] = {
             f" σ = {e['noise_multiplier']:g}"
         ),
         _reduce_gaussian,
-        frozenset(),
     ),
     "thresholded_histogram": Mechanism(
         "word histogram",
@@ -821,7 +788,6 @@ MECHANISMS: dict[str, Mechanism] = {
             " dropped"
         ),
         _reduce_histogram,
-        _BOTH,
     ),
     "noised_weights": Mechanism(
         "word selection",
@@ -834,7 +800,6 @@ MECHANISMS: dict[str, Mechanism] = {
         },
         _words_of_weights,
         _reduce_noised_weights,
-        _BOTH,
     ),
     "phrase_rounds": Mechanism(
         "phrases",
@@ -842,15 +807,6 @@ MECHANISMS: dict[str, Mechanism] = {
         {"rounds": [_EVENT], "lengths": [_whole(2)]},
         _words_of_rounds,
         _reduce_phrase_rounds,
-        _BOTH,
-    ),
-    "restated": Mechanism(
-        "",
-        None,
-        {"event": _EVENT, "to": {_ZERO_OUT, _REPLACE}, "delta": lambda v: _REAL(v) and 0 <= v < 1},
-        lambda e: words_of(e["event"]),
-        _reduce_restated,
-        frozenset(),
     ),
     "composed": Mechanism(
         "several releases",
@@ -858,7 +814,6 @@ MECHANISMS: dict[str, Mechanism] = {
         {"events": [_EVENT]},
         lambda e: "; and ".join(words_of(part) for part in e["events"]),
         lambda e: _composed(e["events"]),
-        frozenset(),
     ),
     "random_count_selection": Mechanism(
         "the best of several DP pre-trainings",
@@ -880,7 +835,6 @@ MECHANISMS: dict[str, Mechanism] = {
         {"reason": _TEXT},
         lambda e: f"no private mechanism ({e['reason']})",
         _reduce_unaccounted,
-        frozenset(),
     ),
 }
 
@@ -1740,8 +1694,6 @@ def _training_faults(evidence: Mapping[str, Any], statement: Mapping[str, Any]) 
         return
     release, claim = by_id[plan["ledger_id"]]
     event = release["event"]
-    while event["kind"] == "restated":
-        event = event["event"]
     if "phases" not in event:
         return  # a private selection: the plan belongs to the selected candidate
     if plan["declared_units"] > (claim["declared_units"] or 0):

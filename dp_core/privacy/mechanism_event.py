@@ -19,7 +19,7 @@ import numpy as np
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld, pure_dp_rdp
-from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, Floats, SelfComposed
+from dp_core.privacy.accounting.profiles import NO_GUARANTEE, Floats, SelfComposed
 from dp_core.privacy.check_evidence import EXAMPLE, neighbours_in_words, title_of, words_of
 
 
@@ -44,7 +44,6 @@ class NeighboringRelation(StrEnum):
 
 
 ADD_REMOVE, ZERO_OUT, REPLACE = NeighboringRelation
-_DELTA_SLACK = 1 + 1e-5  # exceeds the rounding error of δ when parts are added up
 _TABLE = tomllib.loads(Path(__file__).with_name("assumptions.toml").read_text("utf-8"))
 ASSUMED = {kind: tuple(lines) for kind, lines in _TABLE["releases"].items()} | {
     kind: (*lines, *_TABLE["every_training"]) for kind, lines in _TABLE["trainings"].items()
@@ -70,7 +69,6 @@ class MechanismEvent:
         assumed: assumptions about the run on which its ε rests, in addition to its parts', as
             `assumptions.toml` lists them under the kind.
         neighbours: the relation for which its ε holds, if it has no parts.
-        conversions: relations under which `ConvertedRelation` may state it, by a theorem there.
         every_iterate: whether its ε covers the releases of all steps, and not only the last step's
             result, if it has no parts. A subclass must set it explicitly.
         has_pld: whether its privacy loss distribution is known.
@@ -81,7 +79,6 @@ class MechanismEvent:
     version: ClassVar[int] = 1
     assumed: ClassVar[tuple[str, ...]] = ()
     neighbours: ClassVar[NeighboringRelation] = ADD_REMOVE
-    conversions: ClassVar[frozenset[NeighboringRelation]] = frozenset({REPLACE})
     every_iterate: ClassVar[bool] = False
     claimed_by_rdp: ClassVar[bool] = False
     unit: PrivacyUnit | None = field(default=None, kw_only=True)
@@ -153,10 +150,6 @@ class MechanismEvent:
         body = {f.name: _stating(getattr(self, f.name), unit, example) for f in fields(self)}
         stated = self.example if example is None else example
         return replace(self, **body | {"unit": unit, "example": stated})
-
-    def stated_delta(self, delta: float) -> float:
-        """Return the δ at which the event's ε is stated: more than `delta` if converted."""
-        return delta
 
     # --- privacy cost
 
@@ -329,7 +322,6 @@ class Composed(Composition):
     """Several events on the same data; build it with `compose`, which checks and flattens them."""
 
     kind = "composed"
-    conversions = frozenset()  # convert each part
     events: tuple[MechanismEvent, ...]
 
     def __post_init__(self) -> None:
@@ -338,114 +330,6 @@ class Composed(Composition):
             len({self.protects, *(event.protects for event in self.events)}) == 1,
             "events with different units or neighbour relations do not compose",
         )
-
-
-def under(
-    event: MechanismEvent, relation: NeighboringRelation, delta: float
-) -> MechanismEvent | None:
-    """Return the event with its guarantee under `relation`, or None if none is proven.
-
-    Args:
-        event: a mechanism.
-        relation: the requested neighbouring relation.
-        delta: δ at which the event states its ε; replace-one enlarges it (`stated_delta`).
-    """
-    if event.relation is relation:
-        return event
-    if event.relation is not ADD_REMOVE or relation not in event.conversions:
-        return None
-    delta = delta if relation is REPLACE else 0.0
-    return ConvertedRelation(event, relation, delta, unit=event.unit, example=event.example)
-
-
-@dataclass(frozen=True)
-class ConvertedRelation(MechanismEvent):
-    """An add-or-remove guarantee, converted to other neighbours by a theorem.
-
-    *zero-out-one*: a unit that contributes nothing leaves the output as it would be without the
-    unit (its words are counted nowhere; its gradient is 0 and the other units' coins are their
-    own), so the two data sets that zero-out compares give the same two distributions as those
-    that add-or-remove compares, and the very same profile. Not for cut batches: there an empty
-    unit may still take a place.
-
-    *replace-one*: from one data set to the other by way of the one without the unit. If both
-    halves are (ε, δ)-DP the whole is (2ε, (1 + e^ε)δ)-DP (group privacy, Dwork and Roth 2014,
-    Theorem 2.2 with the δ of Vadhan 2017, Lemma 2.2). ε is the event's own at `delta`.
-
-    Attributes:
-        event: the mechanism, under add-or-remove.
-        to: the relation under which it is stated.
-        delta: δ of the halves, for replace-one; 0 for zero-out, which needs none.
-    """
-
-    kind = "restated"
-    event: MechanismEvent
-    to: NeighboringRelation
-    delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "to", NeighboringRelation(self.to))
-        inner = self.event
-        self.require(inner.unit is self.unit, "the unit differs from the event's unit")
-        self.require(inner.relation is ADD_REMOVE, "only add-or-remove is converted")
-        self.require(
-            self.to in inner.conversions, f"no theorem converts a {inner.kind} to {self.to.value}"
-        )
-        if self.to is REPLACE:
-            self.require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)")
-        else:
-            self.require(self.delta == 0, "zero-out needs no delta")
-
-    @property
-    def relation(self) -> NeighboringRelation:
-        """The relation to which the guarantee is converted."""
-        return self.to
-
-    @property
-    def has_pld(self) -> bool:
-        """Whether the neighbours have the same distributions as the event's."""
-        return self.to is ZERO_OUT
-
-    def steps(self) -> list[SelfComposed]:
-        """Return the event's own steps, or for replace-one the (ε, δ) that is proven."""
-        if self.to is ZERO_OUT:
-            return self.event.steps()
-        epsilon, delta = replace_one(epsilon_pld(self.event, self.delta), self.delta)
-        proven = math.isfinite(epsilon) and delta < 1
-        return [SelfComposed(EpsilonDelta(epsilon, delta) if proven else NO_GUARANTEE, 1)]
-
-    def stated_delta(self, delta: float) -> float:
-        """Return `delta`, or for replace-one (1 + e^ε) times the δ of the halves."""
-        if self.to is ZERO_OUT:
-            return delta
-        return replace_one(epsilon_pld(self.event, self.delta), self.delta)[1] * _DELTA_SLACK
-
-    def rdp(self, orders: Sequence[float]) -> Floats | None:
-        """Return the event's curve where the distributions are the same."""
-        return self.event.rdp(orders) if self.to is ZERO_OUT else None
-
-    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return the event's bound if the distributions are the same."""
-        if self.to is ZERO_OUT:
-            return self.event.approximate_rdp(order, delta)
-        return super().approximate_rdp(order, delta)
-
-    def assumptions(self) -> tuple[str, ...]:
-        """Return the assumptions of the event, and the theorem of the conversion."""
-        theorem = (
-            "a unit without words or rows leaves a release as if it were not there"
-            if self.to is ZERO_OUT
-            else "replacing a unit is removing one and adding another: 2ε, and (1 + e^ε)δ"
-        )
-        return (*super().assumptions(), theorem)
-
-
-def replace_one(epsilon: float, delta: float) -> tuple[float, float]:
-    """Return the replace-one guarantee that add-or-remove (ε, δ) implies: (2ε, (1 + e^ε)δ).
-
-    Two steps of the triangle inequality: one unit removed, another added (Vadhan 2017, Lemma 2.2).
-    """
-    return 2 * epsilon, math.inf if epsilon > 700 else (1 + math.exp(epsilon)) * delta
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,11 @@ from dp_core.privacy.mechanism_event import (
     ZERO_OUT,
     Composed,
     Composition,
-    ConvertedRelation,
     MechanismEvent,
     NeighboringRelation,
     PrivacyUnit,
     Unaccounted,
     compose,
-    under,
 )
 from dp_core.privacy.private_selection import RandomCountSelection
 
@@ -46,7 +44,6 @@ class _PhasedGaussian(MechanismEvent):
     """Gaussian sums over sampled batches, phase by phase, composed in order."""
 
     every_iterate = True  # the composition of its updates, each of which releases its noised sum
-    conversions = frozenset({ZERO_OUT, REPLACE})
     phases: Phases
 
     def __post_init__(self) -> None:
@@ -96,8 +93,6 @@ class PoissonGaussian(_PhasedGaussian):
 class TruncatedPoissonGaussian(_PhasedGaussian):
     """Poisson samples cut to at most `cap` units, uniformly at random over the whole batch.
 
-    Not convertible to zero-out: an empty unit may still take another's place in a cut batch.
-
     Attributes:
         declared_units: upper bound on the number of units from which one samples.
         cap: the largest batch, in units, over all shards together.
@@ -105,7 +100,6 @@ class TruncatedPoissonGaussian(_PhasedGaussian):
     """
 
     kind = "truncated_poisson_gaussian"
-    conversions = frozenset({REPLACE})
     declared_units: int
     cap: int
     phases: Phases
@@ -162,7 +156,6 @@ class FixedSizeGaussian(_PhasedGaussian):
 
     kind = "fixed_size_gaussian"
     neighbours = REPLACE  # no bound for add-or-remove is claimed
-    conversions = frozenset()
     slots: int
     phases: Phases
 
@@ -188,7 +181,6 @@ class Gaussian(MechanismEvent):
 
     kind = "gaussian"
     every_iterate = True  # all of them are released
-    conversions = frozenset({ZERO_OUT, REPLACE})
     noise_multiplier: float
     count: int = 1
 
@@ -212,7 +204,6 @@ class ShuffledGaussian(Gaussian):
 
     kind = "shuffled_gaussian"
     neighbours = ZERO_OUT
-    conversions = frozenset()
 
 
 # --- partition selection: releasing words, or phrases, of private text
@@ -229,7 +220,6 @@ class ThresholdedHistogram(MechanismEvent):
     """
 
     kind = "thresholded_histogram"
-    conversions = frozenset({ZERO_OUT, REPLACE})
     words_per_unit: int
     sigma: float
     threshold: int
@@ -286,7 +276,6 @@ class NoisedWeights(MechanismEvent):
     """
 
     kind = "noised_weights"
-    conversions = frozenset({ZERO_OUT, REPLACE})
     items_per_unit: int
     scales: tuple[int, ...]
     checks: tuple[tuple[int, int, int], ...]
@@ -383,7 +372,6 @@ class PhraseRounds(Composition):
     """
 
     kind = "phrase_rounds"
-    conversions = frozenset({ZERO_OUT, REPLACE})
     rounds: tuple[MechanismEvent, ...]
     lengths: tuple[int, ...]
 

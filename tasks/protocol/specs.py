@@ -27,7 +27,6 @@ from dp_core.config.privacy import (
     ClipNorm,
     PhrasesConfig,
     PrivacyConfig,
-    RelationName,
     SelectionConfig,
     UnitConfig,
     UnitName,
@@ -256,7 +255,6 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
     checkpoint_uri: str = ""
     dataset: str  # the private data set
     subwords: Literal["wordpiece", "byte-level-bpe"] = "wordpiece"
-    relation: RelationName = "add-or-remove-one"  # neighbouring relation, as in training
     config: VocabularyConfig
 
     @model_validator(mode="after")

@@ -33,14 +33,7 @@ from dp_core.privacy.execution_plan import (
 )
 from dp_core.privacy.ledger import Budget, Entry, Ledger
 from dp_core.privacy.matrix_factorization import Workload
-from dp_core.privacy.mechanisms import (
-    MechanismEvent,
-    NeighboringRelation,
-    PrivacyUnit,
-    Unaccounted,
-    compose,
-    under,
-)
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, Unaccounted, compose
 from dp_core.privacy.private_selection import selection_of
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.privacy.statement import epsilons
@@ -79,9 +72,7 @@ def _planned(spec: specs.Charged) -> Entry:
     match spec:
         case specs.VocabularySpec():
             selection = vocabulary_plan(spec)
-            event = under(selection.event(), NeighboringRelation(spec.relation), selection.delta)
-            assert event is not None  # noqa: S101 - a selection is converted to every relation
-            delta = event.stated_delta(selection.delta)
+            event, delta = selection.event(), selection.delta
             return _entry(spec, spec.dataset, spec.config, event, delta)
         case specs.PhrasesSpec():
             rounds = phrase_plan(spec)

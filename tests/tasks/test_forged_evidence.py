@@ -12,7 +12,7 @@ from evidence_examples import DATA_FILES, EARLIER, TRAINING, UNIT, altered, sign
 
 from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
+from dp_core.privacy.mechanisms import ShuffledGaussian, compose
 
 
 def test_honest_pack_of_the_model_holds(pack, released):
@@ -107,18 +107,6 @@ def nested(content: dict[str, Any]) -> None:
     _holders(content)[0]["event"] = event
 
 
-def _restated(event: dict[str, Any], delta: float) -> dict[str, Any]:
-    """Return a conversion of the event to replace-one."""
-    conversion = {"kind": "restated", "version": 1, "to": "replace-one", "delta": delta}
-    return conversion | {"unit": "patient", "event": event}
-
-
-def converted(content: dict[str, Any]) -> None:
-    """State a conversion to replace-one, without the δ that its theorem needs."""
-    release = content["releases"][0]
-    release["event"] = _restated(release["event"], 0.0)
-
-
 def audited(evidence: dict[str, Any], **figures: Any) -> None:
     whole = {
         "level": "patient", "value": 9.5, "interval": [9.0, 10.0], "confidence": 0.95,
@@ -146,7 +134,7 @@ def second_claim(content: dict[str, Any]) -> None:
 CHANGES: dict[str, Callable[..., None]] = {
     change.__name__: change
     for change in (
-        at, audited, converted, each, large_delta, nested, no_claim, of_examples, phases, quieter,
+        at, audited, each, large_delta, nested, no_claim, of_examples, phases, quieter,
         relabelled, removed, second_claim, shuffled, top,
     )
 }  # fmt: skip
@@ -163,29 +151,6 @@ def test_forged_data_are_refused_with_the_place(pack, parts, change, values, fau
     findings = altered(pack, **dict.fromkeys(parts.split(), change))
     assert findings.code == check_evidence.FAULTY
     assert any(fault in line for line in findings.faults), findings.faults
-
-
-def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack):
-    """The δ under replace-one is (1 + e^ε)δ, but the forged release claims the smaller δ."""
-
-    def change(content: dict[str, Any]) -> None:
-        relabelled(content)
-        for item in _holders(content):
-            item["event"] = _restated(item["event"], item["delta"])
-            if "mechanism" in item:
-                item["epsilon_rdp"] = None
-                item["mechanism"] = MechanismEvent.from_json(item["event"]).describe()
-            if "epsilon" in item:
-                item["epsilon"] *= 2
-        if "accounting" in content:
-            content["accounting"] = (
-                "PLD, in which the parts without one enter as the (ε, δ) proven for them"
-            )
-        if "extracts" not in content:
-            top(content, epsilon=2 * content["epsilon"])
-
-    findings = altered(pack, statement=change, ledger=change)
-    assert any("dp_accounting derives inf" in line for line in findings.faults), findings.faults
 
 
 @pytest.mark.parametrize("name", sorted(check_evidence.FILES - {check_evidence.SCRIPT}))

@@ -415,8 +415,7 @@ def pure_dp_rdp(epsilon: float, order: float) -> float:
 def epsilon_rdp(event: MechanismEvent, delta: float) -> float | None:
     """Return ε from Rényi DP by the conversion of Canonne, Kamath and Steinke 2020 (Prop. 12).
 
-    None where no Rényi bound of the mechanism is known (histograms, truncated samples, guarantees
-    converted to replace-one).
+    None where no Rényi bound of the mechanism is known (histograms, truncated samples).
     """
     curve = event.rdp(ORDERS)
     if curve is None:

@@ -93,8 +93,6 @@ EXAMPLES: list[mechanisms.MechanismEvent] = [
     HISTOGRAM,
     PHRASES,
     WEIGHTS,
-    mechanisms.ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
-    mechanisms.ConvertedRelation(mechanisms.Gaussian(2.0), REPLACE, 1e-3),
     mechanisms.Composed((POISSON, HISTOGRAM), unit=PATIENT),
     mechanisms.RandomCountSelection(
         (mechanisms.Gaussian(2.0), mechanisms.Gaussian(4.0)), "poisson", 1e-6, mean=4.0
@@ -276,10 +274,6 @@ TRUTHS: list[tuple[mechanisms.MechanismEvent, Callable[[float], float], float]] 
     (HISTOGRAM, lambda e: max(histogram_truth(2, 1.6, 4, e)), 1.06),
     (PHRASES, lambda e: rounds_truth(1.6, 4, e), 1.6),
     (WEIGHTS, lambda e: weights_truth(200_000, 1_900_000, e), 1.02),
-    (mechanisms.ConvertedRelation(POISSON, ZERO_OUT, unit=PATIENT),
-     lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
-    (mechanisms.ConvertedRelation(mechanisms.Gaussian(2.0), REPLACE, 1e-3),
-     lambda e: gaussian_truth(1.0, e), math.inf),
     (mechanisms.Composed((mechanisms.Gaussian(2.0), mechanisms.Gaussian(1.0))),
      lambda e: gaussian_truth(math.sqrt(1.25), e), 1.01),
     (Laplace(0.7), lambda e: hockey_stick(

@@ -1,10 +1,8 @@
-import itertools
 import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.stats import norm
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import (
@@ -15,23 +13,18 @@ from dp_core.privacy.accounting.accountants import (
 )
 from dp_core.privacy.accounting.profiles import EpsilonDelta, gaussian_delta
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile, group_privacy
-from dp_core.privacy.mechanism_event import replace_one
 from dp_core.privacy.mechanisms import (
     Composed,
-    ConvertedRelation,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
-    NeighboringRelation,
     NoisedWeights,
     PoissonGaussian,
     PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
-    TruncatedPoissonGaussian,
     Unaccounted,
     compose,
-    under,
 )
 
 HISTOGRAM = ThresholdedHistogram(128, 60.0, 370)
@@ -111,51 +104,6 @@ def test_group_privacy_holds_for_the_gaussian() -> None:
     epsilon = gaussian_epsilon(1e-6, 0.2)
     group = group_privacy(epsilon, 1e-6, 3)
     assert float(gaussian_delta(group.epsilon, 0.6)) <= group.delta
-
-
-# --- conversion to other neighbours, against direct computation on small mechanisms
-
-
-def converted(event: MechanismEvent, relation: NeighboringRelation) -> MechanismEvent:
-    restated = under(event, relation, 1e-6)
-    return restated
-
-
-def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out():
-    cut = TruncatedPoissonGaussian(1000, 20, ((0.01, 1.0, 5),))
-    assert under(cut, NeighboringRelation.ZERO_OUT, 1e-6) is None
-    assert under(ShuffledGaussian(1.0, 1), NeighboringRelation.ADD_REMOVE, 1e-6) is None
-    assert (
-        under(FixedSizeGaussian(10, ((2, 1.0, 3),)), NeighboringRelation.ADD_REMOVE, 1e-6) is None
-    )
-    with pytest.raises(BadInput):
-        ConvertedRelation(cut, NeighboringRelation.ZERO_OUT)
-
-
-def test_replace_one_is_twice_epsilon_at_a_larger_delta():
-    epsilon = epsilon_pld(HISTOGRAM, 1e-6)
-    vocabulary = converted(HISTOGRAM, NeighboringRelation.REPLACE)
-    delta = vocabulary.stated_delta(1e-6)
-    assert delta == pytest.approx((1 + math.exp(epsilon)) * 1e-6, rel=1e-4)
-    assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * epsilon, rel=1e-3)
-    assert epsilon_rdp(vocabulary, delta) is None
-    assert epsilon_pld(vocabulary, 1e-6) == math.inf  # below the converted δ
-    training = FixedSizeGaussian(1000, ((100, 2.0, 100),))
-    total = epsilon_pld(compose(vocabulary, training), delta + 1e-6)
-    assert total <= (2 * epsilon + epsilon_pld(training, 1e-6)) * 1.001
-
-
-def test_replace_one_holds_where_it_can_be_computed_directly():
-    """Add-or-remove moves the sum in Gaussian noise by 1, replace-one by up to 2."""
-    for mu, epsilon in itertools.product((0.3, 1.0, 2.0), (0.1, 0.7, 2.0)):
-
-        def delta_at(shift: float, e: float) -> float:
-            return float(
-                norm.cdf(shift / 2 - e / shift) - math.exp(e) * norm.cdf(-shift / 2 - e / shift)
-            )
-
-        doubled, grown = replace_one(epsilon, delta_at(mu, epsilon))
-        assert delta_at(2 * mu, doubled) <= grown
 
 
 def test_epsilon_delta_profile_equals_profile_of_leaky_randomised_response():

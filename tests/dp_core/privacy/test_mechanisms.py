@@ -87,17 +87,6 @@ class TestMechanism:
             again = epsilon_pld(twice, 0.1)
             assert epsilon_pld(event, 0.1) <= again <= 2 * epsilon_pld(event, 0.05) * (1 + 1e-3)
 
-    @pytest.mark.parametrize("relation", mechanisms.NeighboringRelation)
-    def test_other_neighbours_are_proven_or_refused(self, event, relation):
-        converted = mechanisms.under(event, relation, 1e-6)
-        if converted is None:
-            with pytest.raises(BadInput):
-                mechanisms.ConvertedRelation(event, relation, 1e-6, unit=event.unit)
-        else:
-            assert converted.relation is relation
-            assert read_back(converted) == converted
-            assert converted.stated_delta(1e-6) >= 1e-6
-
 
 @pytest.mark.parametrize(("event", "truth", "slack"), TRUTHS)
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 2.0])
@@ -122,11 +111,6 @@ IMPOSSIBLE = {
     mechanisms.Gaussian: [(0.0,), (1.0, 0)],
     mechanisms.ShuffledGaussian: [(math.nan, 1)],
     mechanisms.ThresholdedHistogram: [(0, 1.0, 1), (1, 0.0, 1), (1, 1.0, 0), (1, 1.0, 1.5)],
-    mechanisms.ConvertedRelation: [
-        (ONE, mechanisms.NeighboringRelation.REPLACE),
-        (ONE, mechanisms.NeighboringRelation.ZERO_OUT, 1e-6),
-        (POISSON, mechanisms.NeighboringRelation.ZERO_OUT),  # the units differ
-    ],
     partial(mechanisms.RandomCountSelection, mean=1.0): [
         ((), "poisson", 1e-6), ((ONE, POISSON), "poisson", 1e-6), ((ONE,), "fixed", 1e-6),
     ],
@@ -180,8 +164,6 @@ def test_one_charge_covers_several_models_only_where_every_iterate_is_released()
     }  # fmt: skip
     assert mechanisms.compose(POISSON, POISSON).covers_every_iterate
     assert not mechanisms.compose(POISSON, HISTOGRAM).covers_every_iterate
-    converted = mechanisms.under(POISSON, mechanisms.NeighboringRelation.REPLACE, 1e-6)
-    assert converted is not None and converted.covers_every_iterate
     selections = [event for event in EXAMPLES if isinstance(event, mechanisms.RandomCountSelection)]
     assert any(all(event.covers_every_iterate for event in s.candidates) for s in selections)
     assert not any(selection.covers_every_iterate for selection in selections)
