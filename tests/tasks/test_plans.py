@@ -23,7 +23,7 @@ from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary.selection_calibration import calibrate
 from tasks.protocol.job import budget_of_run, job_steps
 from tasks.protocol.settings import JobSettings
-from tasks.protocol.specs import VocabularySpec
+from tasks.protocol.specs import PretrainSpec, VocabularySpec
 from tasks.protocol.sweep import SweepSettings
 from tasks.releases import charge
 from tasks.releases.provenance import PrivateUnits
@@ -342,6 +342,29 @@ def test_spec_with_a_too_large_delta_is_refused_by_its_step():
     charge.refuse_large_deltas({"notes": [training]}, [released("notes", 1e-5)] * 20)
     with pytest.raises(PlanError, match="δ under the budget of others"):
         charge.refuse_large_deltas({"others": [training]}, [released("others", 1e-4)])
+
+
+def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment):
+    """A sweep counts the δ of every point, and a run the δ of vocabulary and training."""
+    Ledger.open(deployment.ledger).register_dataset(
+        "notes", mechanisms.PrivacyUnit.PATIENT, 20.0, 1e-3
+    )
+    run = steps_of(delta=1e-4)["budget"]
+    large = (of_delta(run.charged[0], 1e-4), *run.charged[1:])
+    sweep = budget_of_run(SweepSettings.model_validate(PRIVATE))
+    assert len(sweep.charged) == 13
+    points = [
+        point.model_copy(update={"plan": point.private_plan.model_copy(update={"delta": 2e-5})})
+        for point in sweep.charged[1:]
+        if isinstance(point, PretrainSpec)
+    ]
+    for spec, charged, reason in (
+        (run, large, "1/6600"),
+        (sweep, (sweep.charged[0], *points), "in total"),
+    ):
+        with pytest.raises(PlanError, match=reason):
+            budget.run(spec.model_copy(update={"charged": charged}), bench_of(deployment))
+    assert not Ledger.open(deployment.ledger).history("notes")
 
 
 def test_statement_makes_no_claim_at_a_delta_above_one_over_units():
