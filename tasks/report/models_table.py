@@ -237,6 +237,8 @@ def _spread_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
         yield column("SD over seeds", "seed_deviation")
     if any(spread.folds > 1 for spread in known):
         yield column("SD over folds", "fold_deviation")
+    if any(isinstance(point.best_three, Labelled) for point in points):
+        yield Header(short, "three best seeds, %"), lambda point: percentage(point.best_three)
 
 
 def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
@@ -249,7 +251,9 @@ def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
         return (words["spread_by_token"].format(measure=measure, most=most),)
     source = words["mean_score" if most.replicates > 1 else "one_score"].format(most=most)
     over_seeds = ", with Student's t over seeds" if most.seeds > 1 else ""
-    return (words["spread"].format(measure=measure, source=source, over_seeds=over_seeds),)
+    note = words["spread"].format(measure=measure, source=source, over_seeds=over_seeds)
+    best = any(point.best_three is not None for point in points)
+    return (note, words["best_three"]) if best else (note,)
 
 
 def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
