@@ -175,7 +175,7 @@ def audited_weights(guesses: Guesses) -> AuditVerdict:
 
 
 def test_released_weights_show_canaries_only_as_far_as_the_noise_allows():
-    verdict = audited_weights(Guesses(50, 50))
+    verdict = audited_weights(Guesses(150, 150))
     assert verdict.word == "consistent"
     assert verdict.lower_bounds["trade-off"] > 0.3
 
