@@ -110,7 +110,7 @@ def test_default_delta_is_at_most_a_hundredth_of_one_in_the_units(units):
 def test_recorded_settings_of_a_target_give_the_same_run():
     job = ward(declared_units=116, target_epsilon=8.0)
     steps = job_steps(job)
-    again = JobSettings.model_validate(steps["report"].run_settings)
+    again = JobSettings.model_validate(steps["report"].model_dump()["settings"])
     assert {spec.output for spec in job_steps(again).values()} == {s.output for s in steps.values()}
     training = next(spec for spec in steps.values() if isinstance(spec, PretrainSpec) and spec.plan)
     assert PretrainSpec.model_validate_json(training.model_dump_json()) == training
